@@ -16,11 +16,11 @@ from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.metrics.broker_metrics import FAMILIES
 from tallystick.broker.metrics.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer
-from tallystick.broker.metrics.registry import MetricReading, make_gauge
 from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.broker.serve import Service
 from tallystick.cli.commands import broker
 from tallystick.kernel.settings import BadConfig
+from tallystick.metrics.model import MetricReading, make_gauge
 
 pytestmark = pytest.mark.server
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, ParamSpec, TypeVar, get_args
 
 from tallystick.kernel.value import Value
+from tallystick.metrics.dual_writes import WriteEvent, WriteObserver, WriteSource
 
 A = ParamSpec("A")
 T = TypeVar("T")
@@ -33,6 +34,10 @@ StepCallback = Callable[[int, RecipeStep, bool], None]
 """Callback for each step: its number from 1, the step, and False before it or True after it succeeded."""
 
 
+Watch = StepCallback | WriteObserver
+"""What may watch a writer: a callback for each step, or an observer that measures."""
+
+
 Wait = Literal["committed", "decided"]
 """What a block waits for at its end: both halves, or the database's commit, which decides both."""
 
@@ -47,19 +52,34 @@ def check_wait(wait: Wait) -> Wait:
 class StepWatch:
     """Numbers the steps of one writer or reader and announces them, if anything watches."""
 
-    def __init__(self, watch: StepCallback | None = None) -> None:
-        self._watch = watch
+    def __init__(self, watch: Watch | None = None) -> None:
+        self._observer: WriteObserver | None = None
+        self._watch: StepCallback | None = None
+        if callable(watch):
+            self._watch = watch
+        else:
+            self._observer = watch
         self._step_count = 0
 
     def announce(self, name: str, subject: str, call: Callable[..., object]) -> Callable[[], None]:
         """Announce a step; return the callback for its success."""
         watch = self._watch
         if watch is None:
-            return _ignore_success
+            return _ignore_success if self._observer is None else self._observer.start_step(name)
         self._step_count += 1
         number, step = self._step_count, RecipeStep(name, subject, call)
         watch(number, step, False)
         return lambda: watch(number, step, True)
+
+    def note(self, event: WriteEvent, value: float = 1) -> None:
+        """Tell the observer, if there is one, what is no step."""
+        if self._observer is not None:
+            self._observer.note(event, value)
+
+    def attach(self, source: WriteSource) -> None:
+        """Let the observer, if there is one, read a writer or a pool."""
+        if self._observer is not None:
+            self._observer.attach(source)
 
 
 class StepRunner(StepWatch):

@@ -8,7 +8,8 @@ from enum import Enum
 from threading import Lock
 from typing import Final
 
-from tallystick.dualwrite.errors import NotRecovered
+from tallystick.dualwrite.block_outcome import BlockOutcome
+from tallystick.dualwrite.errors import NotRecovered, Outcome
 from tallystick.dualwrite.forks import OwningProcess
 
 
@@ -92,3 +93,15 @@ class WriterLife:
                 return "it is in a transaction, and has one at a time; a WriterPool has more"
             case state:
                 return str(state.value)
+
+
+def count_writer(life: WriterLife, outcome: BlockOutcome) -> dict[str, float]:
+    """Return a writer's state as numbers; those of several writers may be added.
+
+    While the database commits, the outcome is not known either, but no recovery is needed for it.
+    """
+    if life.state is WriterState.CLOSED or life.is_forked_child:
+        return {"writers": 0, "writers-in-doubt": 0, "writers-unsettled": 0}
+    is_unsettled = life.state is WriterState.UNSETTLED
+    is_in_doubt = is_unsettled and outcome.value is Outcome.UNKNOWN
+    return {"writers": 1, "writers-in-doubt": is_in_doubt, "writers-unsettled": is_unsettled}

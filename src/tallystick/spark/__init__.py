@@ -11,6 +11,7 @@ from tallystick import _lazy
 if TYPE_CHECKING:
     from tallystick.spark.data_source import KafkaDataSource
     from tallystick.spark.options.sinks import to_table, to_topic
+    from tallystick.spark.query_metrics import QueryMetrics
     from tallystick.spark.registration import register
     from tallystick.spark.runtime.versions import UnsupportedSpark
     from tallystick.spark.session import spark_session
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KafkaDataSource",
+    "QueryMetrics",
     "UnsupportedSpark",
     "foreach_batch",
     "register",
@@ -36,6 +38,7 @@ if not TYPE_CHECKING:
         {
             "KafkaDataSource": "tallystick.spark.data_source:KafkaDataSource",
             "UnsupportedSpark": "tallystick.spark.runtime.versions:UnsupportedSpark",
+            "QueryMetrics": "tallystick.spark.query_metrics:QueryMetrics",
             "foreach_batch": "tallystick.spark.sink.foreach_batch:foreach_batch",
             "register": "tallystick.spark.registration:register",
             "resolve": "tallystick.spark.sink.recovery:resolve",

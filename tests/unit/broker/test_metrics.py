@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from tallystick.broker.metrics.broker_metrics import FAMILIES, BrokerMetrics
-from tallystick.broker.metrics.http import PrometheusText
-from tallystick.broker.metrics.registry import (
+from tallystick.broker.metrics.registry import MetricsRegistry
+from tallystick.broker.txn.machine.model import ForcedCause, TxnForcedOutcome
+from tallystick.kernel.check import InvariantBroken
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TimestampMs
+from tallystick.metrics.exposition import PrometheusText
+from tallystick.metrics.model import (
     MetricFamily,
     MetricReading,
-    MetricsRegistry,
     MetricType,
     Sample,
     make_counter,
@@ -23,9 +26,6 @@ from tallystick.broker.metrics.registry import (
     make_kafka_metric,
     to_prometheus_name,
 )
-from tallystick.broker.txn.machine.model import ForcedCause, TxnForcedOutcome
-from tallystick.kernel.check import InvariantBroken
-from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TimestampMs
 
 Parsed = dict[str, dict[tuple[tuple[str, str], ...], float]]
 

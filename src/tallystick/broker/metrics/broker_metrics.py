@@ -16,15 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
-from tallystick.broker.metrics.registry import (
-    Counter,
-    MetricReading,
-    MetricsRegistry,
-    Sample,
-    make_counter,
-    make_gauge,
-    make_kafka_metric,
-)
+from tallystick.broker.metrics.registry import Counter, MetricsRegistry
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from tallystick.broker.server.authentication_counts import AuthenticationCounts
@@ -42,6 +34,7 @@ from tallystick.broker.txn.machine.model import (
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TimestampMs
 from tallystick.kernel.value import Value
+from tallystick.metrics.model import MetricReading, Sample, make_counter, make_gauge, make_kafka_metric
 from tallystick.storage.producer_state import LATE_TRANSACTION_BUFFER_MS, ProducerStateEntry
 
 # Partitions, transactions or ids looked at before the walk yields to the loop.

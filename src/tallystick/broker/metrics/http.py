@@ -10,18 +10,17 @@ writes the text.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from tallystick import _lazy
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.metrics_listener import MetricsListener
-from tallystick.broker.metrics.registry import MetricFamily, MetricReading, MetricType, Sample
 from tallystick.broker.server.listening import ListeningPort, TlsListenerState, TlsPort, make_ports
 from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.kernel.limits import KIB
 from tallystick.kernel.settings import BadConfig, collect_problems
+from tallystick.metrics.exposition import PrometheusText
+from tallystick.metrics.model import MetricReading
 from tallystick.security.http_credentials import ReloadingCredentials
 
 _log = logging.getLogger("tallystick.broker.metrics")
@@ -44,43 +43,6 @@ _REASONS: Final = {
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
 }
-
-
-class PrometheusText:
-    """Formats readings in format 0.0.4, which every scraper takes. Loads the library when it is created."""
-
-    def __init__(self) -> None:
-        """Load prometheus_client. Raises: MissingLibrary."""
-        self._exposition: ModuleType = _lazy.load("prometheus_client.exposition")
-        core: ModuleType = _lazy.load("prometheus_client.core")
-        self._family_types = {
-            MetricType.GAUGE: core.GaugeMetricFamily,
-            MetricType.COUNTER: core.CounterMetricFamily,
-        }
-        self.content_type: str = self._exposition.CONTENT_TYPE_PLAIN_0_0_4
-
-    def format(self, readings: Iterable[tuple[MetricFamily, Sequence[Sample]]]) -> bytes:
-        """Return the text of all readings. Cost: some 10 µs a sample, so it belongs in a thread."""
-        snapshot = _Snapshot([self._convert(family, samples) for family, samples in readings])
-        text: bytes = self._exposition.generate_latest(snapshot)
-        return text
-
-    def _convert(self, family: MetricFamily, samples: Sequence[Sample]) -> object:
-        help_text = f"{family.help} MBean {family.mbean}" if family.mbean else family.help
-        metric = self._family_types[family.type](family.name, help_text, labels=family.labels)
-        for values, value in samples:
-            metric.add_metric(values, value)
-        return metric
-
-
-class _Snapshot:
-    """A `Collector` of prometheus_client's whose metrics have been read already."""
-
-    def __init__(self, metrics: Sequence[object]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Sequence[object]:
-        return self._metrics
 
 
 class MetricsServer:

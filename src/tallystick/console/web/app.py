@@ -29,6 +29,7 @@ from tallystick.console.feed import StateFeed
 from tallystick.console.views.texts import format_count, format_duration
 from tallystick.console.web.guard import HEADERS, check_request
 from tallystick.console.web.pages import MENU, PAGES, Page, PageRequest
+from tallystick.console.web.scrape import METRICS_PATH, MetricsPage
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.value import Value
 from tallystick.security.http_auth import HttpCredentials
@@ -52,8 +53,10 @@ class WebOptions(Value, kw_only=True):
 def create_app(feed: StateFeed, options: WebOptions | None = None, clock: Clock | None = None) -> Starlette:
     """Create the application. It starts and stops nothing: the feed is its caller's."""
     shell = _Shell(feed, clock or SystemClock())
+    metrics = MetricsPage(feed, clock or SystemClock())
     routes = [
         Route("/events", shell.stream),
+        Route(METRICS_PATH, metrics.show),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
         *(Route(page.path, partial(shell.show, page)) for page in PAGES),
     ]

@@ -80,6 +80,7 @@ def _bind(options: ListenOptions) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen()  # before the address is announced: who connects at once is not refused
     except OSError as exc:
         raise BadConfig(f"--listen {options.host}:{options.port}: {exc.strerror or exc}") from exc
     return listener

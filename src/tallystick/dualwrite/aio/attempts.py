@@ -35,6 +35,7 @@ from tallystick.dualwrite.rules.retry_rules import (
 from tallystick.dualwrite.stores.base import AsyncStoreTransaction
 from tallystick.dualwrite.stores.refusals import is_conflict
 from tallystick.dualwrite.transaction import call_work_async
+from tallystick.metrics.dual_writes import WriteEvent
 
 if TYPE_CHECKING:
     from tallystick.dualwrite.aio.writer import DualWriter, Transaction
@@ -85,6 +86,7 @@ class AsyncAttempts(Generic[D, R]):
                 _log.info("run %d is not committed, and is repeated: %r", self._run_count, exc)
             else:
                 return self._results[0]
+            self._writer.note(WriteEvent.RETRIED)
             await self._pause()
 
     async def _run_work(self, txn: Transaction[D]) -> R:

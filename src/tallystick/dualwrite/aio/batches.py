@@ -56,6 +56,7 @@ from tallystick.dualwrite.stores.base import AsyncStoreTransaction
 from tallystick.dualwrite.stores.refusals import is_conflict
 from tallystick.dualwrite.transaction import flush_rows_async
 from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.metrics.dual_writes import WriteEvent
 
 D = TypeVar("D", bound=AsyncStoreTransaction)
 R = TypeVar("R")
@@ -369,6 +370,8 @@ class AsyncBatchRunner(Generic[D]):
                 if each is not None:
                     each.fail(exc)
             raise
+        if failure is None:
+            writer.note(WriteEvent.BATCH, len(batch.ready))
         await self._settle(batch, failure)
 
     async def _run_unit(

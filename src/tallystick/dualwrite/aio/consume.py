@@ -21,7 +21,7 @@ from tallystick.client.consumer.errors import PositionUnknown
 from tallystick.client.consumer.rebalance import RebalanceListener
 from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
 from tallystick.dualwrite.offsets import PolledBatch, first_offsets
-from tallystick.dualwrite.recipes import AsyncStepRunner, StepCallback
+from tallystick.dualwrite.recipes import AsyncStepRunner, Watch
 from tallystick.dualwrite.stores.base import AsyncOffsetStore, AsyncOffsetTransaction, OffsetAdvance
 from tallystick.dualwrite.transaction import DatabaseHalf
 from tallystick.kernel.errors import InDoubt
@@ -241,7 +241,7 @@ def consume_into(
     partitions: Iterable[TopicPartition] = (),
     group: str | None = None,
     on_data_loss: OnDataLoss = "fail",
-    watch: StepCallback | None = None,
+    watch: Watch | None = None,
 ) -> AsyncConsumerLoop[X]:
     """Read topics into a database, each record exactly once.
 

@@ -25,7 +25,7 @@ from tallystick.dualwrite.pool_rules import (
     select_larger_pool_ids,
     take_free_async,
 )
-from tallystick.dualwrite.recipes import AsyncStepRunner, StepCallback, Wait
+from tallystick.dualwrite.recipes import AsyncStepRunner, Wait, Watch
 from tallystick.dualwrite.rules.batching import DEFAULT_BATCHING, Batching
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyRule
 from tallystick.dualwrite.rules.lease_rules import Lease
@@ -63,7 +63,7 @@ class WriterPool(Generic[D]):
         batching: Batching = DEFAULT_BATCHING,
         lease: Lease | None = None,
         wait: Wait = "committed",
-        watch: StepCallback | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """Configure the pool without connecting.
 
@@ -73,7 +73,7 @@ class WriterPool(Generic[D]):
             batching: how much work shares a transaction in `run_batched`.
             lease: take ids by leases, and recover those of processes that are gone.
             wait: what a transaction waits for at its end, as of a DualWriter.
-            watch: callback for every step of every writer, as of a DualWriter.
+            watch: an observer, or a callback for every step of every writer, as of a DualWriter.
         Raises: BadConfig. NotSupported if the store keeps no leases.
         """
         self._store = store
@@ -90,6 +90,7 @@ class WriterPool(Generic[D]):
         self._is_recovered = False
         self._owning_process = OwningProcess()
         self._batches: AsyncBatchRunner[D] = AsyncBatchRunner(self.writer, batching, driver_count=size)
+        AsyncStepRunner(watch).attach(self)
 
     def _create_writer(self, transactional_id: str) -> DualWriter[D]:
         return self._create_writer_over(self._store, transactional_id)
@@ -263,6 +264,15 @@ class WriterPool(Generic[D]):
         """
         self._check_recovered()
         return await self._batches.run(work, retries=retries, wait_visible=wait_visible)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the state as numbers: writers that no caller uses, units that wait, leases held."""
+        leases = {} if self._leases is None else {"pool-leases": float(len(self._leases.held_ids))}
+        return {
+            "pool-free": self._free.qsize(),
+            "pool-waiting-units": self._batches.waiting_count,
+            **leases,
+        }
 
     async def close(self) -> None:
         """Close every writer, after the batches that are open. Idempotent.

@@ -46,6 +46,7 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value, replace
+from tallystick.metrics.dual_writes import WriteEvent
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -144,8 +145,10 @@ class AsyncDualWriteSession(Generic[D]):
             report = await self._recovery.recover(accept_torn=accept_torn)
         except BaseException:
             self.life.state = WriterState.UNSETTLED
+            self._steps.note(WriteEvent.RECOVERY_FAILED)
             raise
         self.life.state = WriterState.READY
+        self._steps.note(WriteEvent.RECOVERED)
         return report
 
     async def look(self) -> Report:
@@ -276,16 +279,19 @@ class AsyncDualWriteSession(Generic[D]):
         except Exception as exc:  # lost answer or time limit: it may have committed
             text = f"whether the database committed is not known: {describe_error(exc)}; recover() finds out"
             doubt = self.outcome.create_doubt(f"{self.life.ids_text}: {text}")
+            self._steps.note(WriteEvent.IN_DOUBT)
             await self._database.roll_back(txn)
             raise doubt from exc
         except BaseException as exc:
             exc.add_note(
                 f"{self.life.ids_text}: whether both halves are committed is not known: recover() finds out"
             )
+            self._steps.note(WriteEvent.IN_DOUBT)
             await self._database.roll_back(txn)
             raise
         self._database.transaction = None
         self.outcome.value = Outcome.COMMITTED
+        self._steps.note(WriteEvent.COMMITTED)
         return None
 
     def _sent_states(self, rows: BranchRows) -> Mapping[str, PreparedTxnState]:
@@ -359,6 +365,7 @@ class AsyncDualWriteSession(Generic[D]):
         """
         is_closed = self.life.state is WriterState.CLOSED
         self.life.state = WriterState.UNSETTLED
+        self._steps.note(WriteEvent.ROLLED_BACK)
         is_clean = (txn is None or await self._database.roll_back(txn)) and not lost
         is_clean = await self._abort_open() and is_clean
         if is_closed:

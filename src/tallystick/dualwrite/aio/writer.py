@@ -15,7 +15,7 @@ from tallystick.dualwrite.aio.attempts import AsyncAttempts, decorate_work
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession, AsyncSessionFactories
 from tallystick.dualwrite.errors import Torn, WriteInDoubt
 from tallystick.dualwrite.offsets import OffsetsOfBlock
-from tallystick.dualwrite.recipes import AsyncStepRunner, StepCallback, Wait
+from tallystick.dualwrite.recipes import AsyncStepRunner, Wait, Watch
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyRule, check_keys_supported
 from tallystick.dualwrite.rules.recovery import Report
 from tallystick.dualwrite.rules.retry_rules import DEFAULT_RETRY, Retry, to_retry
@@ -30,7 +30,9 @@ from tallystick.dualwrite.transaction import (
     notify_sent,
     select_producer,
 )
+from tallystick.dualwrite.writer_life import count_writer
 from tallystick.kernel.clock import SystemClock
+from tallystick.metrics.dual_writes import WriteEvent
 
 D = TypeVar("D", bound=AsyncStoreTransaction)
 R = TypeVar("R")
@@ -185,7 +187,7 @@ class DualWriter(Generic[D]):
         *,
         clusters: Mapping[str, Mapping[str, object]] | None = None,
         wait: Wait = "committed",
-        watch: StepCallback | None = None,
+        watch: Watch | None = None,
         pooled: bool = False,
     ) -> None:
         """Configure the writer without connecting.
@@ -197,7 +199,8 @@ class DualWriter(Generic[D]):
             wait: "committed": a block returns when both halves are committed. "decided": it returns when
                 the database has committed, which decides both; Kafka's half is committed beside what
                 follows, and `wait_committed` waits for it.
-            watch: callback for every step, for tests that kill the process at one.
+            watch: an observer that measures, as `ClientMetrics.watch_writes` returns it; or a callback for
+                every step, for tests that kill the process at one.
             pooled: the id belongs to a pool, which recovers the ids that a larger pool of its name left.
         Raises: BadConfig with all problems; ValueError.
         """
@@ -209,6 +212,7 @@ class DualWriter(Generic[D]):
         self._session = AsyncDualWriteSession(
             store, configs or {}, _FACTORIES, self._steps, alone=not pooled, wait=wait
         )
+        self._steps.attach(self)
 
     async def recover(self, *, accept_torn: bool = False) -> Report:
         """Bring both halves of this writer's id to the same outcome; required before a transaction.
@@ -349,6 +353,14 @@ class DualWriter(Generic[D]):
     def modes(self) -> Mapping[str, Mode | None]:
         """The mode that protects a prepared transaction in each cluster, known after recover()."""
         return {name: branch.producer.mode for name, branch in self._session.branches.items()}
+
+    def metrics(self) -> dict[str, float]:
+        """Return the state as numbers: `writers`, 0 once it is closed, `-in-doubt` and `-unsettled`."""
+        return count_writer(self._session.life, self._session.outcome)
+
+    def note(self, event: WriteEvent, value: float = 1) -> None:
+        """Tell the observer what those who use this writer have done."""
+        self._steps.note(event, value)
 
     async def close(self) -> None:
         """Close the clients. Idempotent. Transactions in doubt are left to the next recover().

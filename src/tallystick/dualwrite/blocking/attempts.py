@@ -37,6 +37,7 @@ from tallystick.dualwrite.rules.retry_rules import (
 from tallystick.dualwrite.stores.base import StoreTransaction
 from tallystick.dualwrite.stores.refusals import is_conflict
 from tallystick.dualwrite.transaction import call_work
+from tallystick.metrics.dual_writes import WriteEvent
 
 if TYPE_CHECKING:
     from tallystick.dualwrite.blocking.writer import DualWriter, Transaction
@@ -87,6 +88,7 @@ class Attempts(Generic[D, R]):
                 _log.info("run %d is not committed, and is repeated: %r", self._run_count, exc)
             else:
                 return self._results[0]
+            self._writer.note(WriteEvent.RETRIED)
             self._pause()
 
     def _run_work(self, txn: Transaction[D]) -> R:

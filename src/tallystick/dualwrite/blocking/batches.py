@@ -58,6 +58,7 @@ from tallystick.dualwrite.stores.base import StoreTransaction
 from tallystick.dualwrite.stores.refusals import is_conflict
 from tallystick.dualwrite.transaction import flush_rows
 from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.metrics.dual_writes import WriteEvent
 
 D = TypeVar("D", bound=StoreTransaction)
 R = TypeVar("R")
@@ -365,6 +366,8 @@ class BatchRunner(Generic[D]):
                 if each is not None:
                     each.fail(exc)
             raise
+        if failure is None:
+            writer.note(WriteEvent.BATCH, len(batch.ready))
         self._settle(batch, failure)
 
     def _run_unit(self, txn: Transaction[D], batch: Batch[QueuedUnit[D]], unit: QueuedUnit[D]) -> list[Any]:

@@ -22,7 +22,7 @@ from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.errors import PositionUnknown
 from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
 from tallystick.dualwrite.offsets import PolledBatch, first_offsets
-from tallystick.dualwrite.recipes import StepCallback, StepRunner
+from tallystick.dualwrite.recipes import StepRunner, Watch
 from tallystick.dualwrite.stores.base import OffsetAdvance, OffsetStore, OffsetTransaction
 from tallystick.dualwrite.transaction import DatabaseHalf
 from tallystick.kernel.errors import InDoubt
@@ -236,7 +236,7 @@ def consume_into(
     partitions: Iterable[TopicPartition] = (),
     group: str | None = None,
     on_data_loss: OnDataLoss = "fail",
-    watch: StepCallback | None = None,
+    watch: Watch | None = None,
 ) -> ConsumerLoop[X]:
     """Read topics into a database, each record exactly once.
 

@@ -12,7 +12,7 @@ A lease protects nothing by itself [DW-15]; see `lease_rules`.
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, Generic, TypeVar
 
 from tallystick.client.errors import NotSupported
@@ -46,6 +46,7 @@ from tallystick.dualwrite.rules.recovery import RecoveredId
 from tallystick.dualwrite.stores.base import LeaseStore, Store, StoreTransaction
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.value import replace
+from tallystick.metrics.dual_writes import WriteEvent
 
 D = TypeVar("D", bound=StoreTransaction)
 
@@ -102,6 +103,7 @@ class LeaseKeeper(Generic[D]):
         self._clock = clock or SystemClock()
         self._holder = ""
         self._held: dict[str, LeasedId[D]] = {}
+        self.held_ids: Collection[str] = self._held.keys()  # a view
         self._recovering_ids: set[str] = set()  # of other holders, taken over in order to recover them
         self._attempts = RecoveryAttempts(lease.duration_ms)
         self._lock = threading.Lock()  # around what is looked at and changed without waiting
@@ -155,7 +157,10 @@ class LeaseKeeper(Generic[D]):
     def _take(self, row: LeaseRow, former: LeaseRow | None) -> bool:
         taken = replace(row, holder=self._holder, holder_info=describe_process())
         taking = LeaseTaking(row=taken, former=former, duration_ms=self._lease.duration_ms)
-        return self._steps.run("take lease", row.transactional_id, self._store.take_lease, taking)
+        is_taken = self._steps.run("take lease", row.transactional_id, self._store.take_lease, taking)
+        if is_taken:
+            self._steps.note(WriteEvent.LEASE_TAKEN)
+        return is_taken
 
     def _hold(self, transactional_id: str, taken_ms: int) -> LeasedId[D]:
         writer = self._create_writer(LeasedStore(self._store, self._holder), transactional_id)
@@ -231,6 +236,7 @@ class LeaseKeeper(Generic[D]):
             _log.warning(
                 "the pool %r gives up %r and takes another id: %s", self._base, transactional_id, reason
             )
+            self._steps.note(WriteEvent.LEASE_LOST)
             self._wake.set()
         return leased
 
@@ -330,6 +336,7 @@ class LeaseKeeper(Generic[D]):
         _log.info(
             "the lease of %r, held by %s, has expired: it is recovered", row.transactional_id, row.holder_info
         )
+        self._steps.note(WriteEvent.LEASE_EXPIRED)
         with self._lock:
             self._recovering_ids.add(row.transactional_id)
         writer = self._create_writer(LeasedStore(self._store, self._holder), row.transactional_id)

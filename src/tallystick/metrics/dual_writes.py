@@ -1,0 +1,204 @@
+"""What a dual write tells an observer, and the observer that counts and times it for Prometheus.
+
+    pool = WriterPool(store, config, size=8, watch=metrics.watch_writes("payments"))
+
+An observer is given as `watch` and costs nothing where there is none. It hears of every step of the recipe,
+and of what is no step: how a write ended, recoveries, repetitions, batches, leases. It is called in the
+threads that write, so it must be quick and may not raise.
+"""
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from enum import Enum
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+from tallystick import _lazy
+from tallystick.metrics.model import MetricReading, make_gauge
+
+
+class WriteEvent(Enum):
+    """What happened to dual writes, besides the steps of the recipe."""
+
+    COMMITTED = "committed"  # by the database, which decides both halves
+    ROLLED_BACK = "rolled_back"
+    IN_DOUBT = "in_doubt"  # whether the database has committed is not known
+    RECOVERED = "recovered"
+    RECOVERY_FAILED = "recovery_failed"
+    RETRIED = "retried"  # the work runs once more
+    BATCH = "batch"  # a batch was committed; the value is the number of its units
+    LEASE_TAKEN = "lease_taken"
+    LEASE_LOST = "lease_lost"  # or its halves contradict each other: the id is given up for another one
+    LEASE_EXPIRED = "lease_expired"  # of another process, whose id is recovered for it
+
+
+class WriteSource(Protocol):
+    """A writer or a pool, whose present state is read for each scrape."""
+
+    def metrics(self) -> dict[str, float]: ...
+
+
+class WriteObserver(Protocol):
+    """What may be given as `watch`."""
+
+    def start_step(self, name: str) -> Callable[[], None]:
+        """Note the beginning of a step; return what is called if it succeeds."""
+
+    def note(self, event: WriteEvent, value: float) -> None:
+        """Note an event."""
+
+    def attach(self, source: WriteSource) -> None:
+        """Note a writer or pool that uses this observer, without keeping it alive."""
+
+
+SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+UNITS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
+OTHER_STEP: Final = "other"
+STEPS: Final = frozenset(
+    {
+        *("begin database", "begin", "send", "send offsets", "prepare", "record"),
+        *("commit database", "commit", "start commit", "abort", "roll back"),
+        *("claim", "init", "describe", "complete", "settle"),
+        *("take lease", "renew leases"),
+    }
+)
+"""Steps with series of their own. All others, which belong to recoveries, are summed up."""
+
+_OUTCOMES: Final = (WriteEvent.COMMITTED, WriteEvent.ROLLED_BACK, WriteEvent.IN_DOUBT)
+_RECOVERIES: Final = {WriteEvent.RECOVERED: "recovered", WriteEvent.RECOVERY_FAILED: "failed"}
+_LEASES: Final = {
+    WriteEvent.LEASE_TAKEN: "taken",
+    WriteEvent.LEASE_LOST: "lost",
+    WriteEvent.LEASE_EXPIRED: "expired",
+}
+_BY_NAME: Final = ("writer",)
+
+WRITERS: Final = make_gauge("dual_write_writers", "Writers that are not closed.", _BY_NAME)
+WRITERS_IN_DOUBT: Final = make_gauge(
+    "dual_write_writers_in_doubt",
+    "Of these, those whose last write has an unknown outcome, until a recovery.",
+    _BY_NAME,
+)
+WRITERS_UNSETTLED: Final = make_gauge(
+    "dual_write_writers_unsettled", "Of these, those that need a recovery before the next write.", _BY_NAME
+)
+FREE: Final = make_gauge("dual_write_pool_free", "Writers of a pool that no caller uses.", _BY_NAME)
+WAITING: Final = make_gauge("dual_write_pool_waiting_units", "Units that wait for a batch.", _BY_NAME)
+LEASES_HELD: Final = make_gauge("dual_write_pool_leases", "Leases of ids that a pool holds.", _BY_NAME)
+
+_GAUGES: Final = {
+    "writers": WRITERS,
+    "writers-in-doubt": WRITERS_IN_DOUBT,
+    "writers-unsettled": WRITERS_UNSETTLED,
+    "pool-free": FREE,
+    "pool-waiting-units": WAITING,
+    "pool-leases": LEASES_HELD,
+}
+
+
+class WriteMeters:
+    """Counters and times of all dual writes of a process, by the name of their writer. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Create the metrics, which belong to no registry. Raises: MissingLibrary."""
+        library: Any = _lazy.load("prometheus_client")
+        own: dict[str, Any] = {"registry": None}
+        self.steps = library.Histogram(
+            "tallystick_dual_write_step_seconds",
+            "Time of each step of a dual write that succeeded.",
+            ("writer", "step"),
+            buckets=SECONDS,
+            **own,
+        )
+        self.writes = library.Counter(
+            "tallystick_dual_writes", "Dual writes that ended, by outcome.", ("writer", "outcome"), **own
+        )
+        self.recoveries = library.Counter(
+            "tallystick_dual_write_recoveries", "Recoveries of writers.", ("writer", "result"), **own
+        )
+        self.retries = library.Counter(
+            "tallystick_dual_write_retries", "Repetitions of work that was not committed.", _BY_NAME, **own
+        )
+        self.batch_units = library.Histogram(
+            "tallystick_dual_write_batch_units",
+            "Units of callers that shared a committed dual write.",
+            _BY_NAME,
+            buckets=UNITS,
+            **own,
+        )
+        self.leases = library.Counter(
+            "tallystick_dual_write_leases",
+            "Leases that were taken; that were lost, or given up; that others had let expire.",
+            ("writer", "event"),
+            **own,
+        )
+        self._meters: dict[str, WriteMeter] = {}
+        self._lock = threading.Lock()
+
+    def watch(self, name: str) -> "WriteMeter":
+        """Return the observer of one name, the same one for the same name."""
+        with self._lock:
+            if name not in self._meters:
+                self._meters[name] = WriteMeter(self, name)
+            return self._meters[name]
+
+    def collect(self) -> Iterator[Any]:
+        """Yield what was counted, as prometheus_client's values."""
+        for metric in (
+            *(self.steps, self.writes, self.recoveries),
+            *(self.retries, self.batch_units, self.leases),
+        ):
+            yield from metric.collect()
+
+    def read_gauges(self) -> Iterator[MetricReading]:
+        """Yield the present state of writers and pools."""
+        with self._lock:
+            meters = dict(self._meters)
+        sums = {name: meter.sum_sources() for name, meter in meters.items()}
+        for key, family in _GAUGES.items():
+            yield family, [((name,), values[key]) for name, values in sums.items() if key in values]
+
+
+class WriteMeter:
+    """The observer of the writers of one name."""
+
+    def __init__(self, meters: WriteMeters, name: str) -> None:
+        self._batch_units = meters.batch_units.labels(name)
+        self._retries = meters.retries.labels(name)
+        self._outcomes = {each: meters.writes.labels(name, each.value) for each in _OUTCOMES}
+        self._recoveries = {each: meters.recoveries.labels(name, text) for each, text in _RECOVERIES.items()}
+        self._leases = {each: meters.leases.labels(name, text) for each, text in _LEASES.items()}
+        self._steps = {each: meters.steps.labels(name, each) for each in (*STEPS, OTHER_STEP)}
+        self._sources: weakref.WeakSet[WriteSource] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def start_step(self, name: str) -> Callable[[], None]:
+        """Note the beginning of a step; return what is called if it succeeds."""
+        times, began = self._steps.get(name) or self._steps[OTHER_STEP], perf_counter()
+        return lambda: times.observe(perf_counter() - began)
+
+    def note(self, event: WriteEvent, value: float) -> None:
+        """Count an event."""
+        if event is WriteEvent.BATCH:
+            self._batch_units.observe(value)
+        elif event is WriteEvent.RETRIED:
+            self._retries.inc(value)
+        else:
+            (self._outcomes | self._recoveries | self._leases)[event].inc(value)
+
+    def attach(self, source: WriteSource) -> None:
+        """Read a writer or a pool for each scrape, as long as it exists."""
+        with self._lock:
+            self._sources.add(source)
+
+    def sum_sources(self) -> Counter[str]:
+        """Return the sums of what writers and pools show now."""
+        with self._lock:
+            sources = list(self._sources)
+        sums = Counter[str]()
+        for each in sources:
+            for key, value in each.metrics().items():
+                sums[key] += value  # type: ignore[assignment]
+        return sums
