@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING
 from tallystick import _lazy
 
 if TYPE_CHECKING:
+    from tallystick.console.collect.collector import Collector
     from tallystick.console.web.serve import serve
 
-__all__ = ["serve"]
+__all__ = ["Collector", "serve"]
 
-if not TYPE_CHECKING:
-    __getattr__ = _lazy.attributes(__name__, {"serve": "tallystick.console.web.serve:serve"})
+if not TYPE_CHECKING:  # loaded once the console listens: its address does not wait for them
+    __getattr__ = _lazy.attributes(
+        __name__,
+        {
+            "Collector": "tallystick.console.collect.collector:Collector",
+            "serve": "tallystick.console.web.serve:serve",
+        },
+    )

@@ -131,15 +131,10 @@ def _are_whole(before: PartStatus, after: PartStatus) -> bool:
     return before.read_ms != NEVER_MS and after.is_complete and after.read_ms != before.read_ms
 
 
-def is_away(status: PartStatus) -> bool:
-    """Return whether the last attempt read nothing at all."""
-    return status.tried_ms > status.read_ms
-
-
 def _compare_presence(name: str, before: PartStatus, after: PartStatus) -> Iterator[Change]:
-    if is_away(after) and not is_away(before):
+    if after.is_away and not before.is_away:
         yield EventKind.AWAY, name, f"{name} cannot be read: {'; '.join(after.failures)}"
-    if is_away(before) and not is_away(after):
+    if before.is_away and not after.is_away:
         yield EventKind.BACK, name, f"{name} can be read again."
 
 
@@ -283,5 +278,5 @@ def _take_whole_parts(base: Snapshot, snapshot: Snapshot) -> Snapshot:
 def _take_whole(base: P, present: P) -> P:
     if present.status.is_complete:
         return present
-    tried_ms = present.status.tried_ms if is_away(present.status) else base.status.read_ms
-    return replace(base, status=PartStatus(read_ms=base.status.read_ms, tried_ms=tried_ms))
+    away_since_ms = present.status.away_since_ms
+    return replace(base, status=PartStatus(read_ms=base.status.read_ms, away_since_ms=away_since_ms))

@@ -83,7 +83,7 @@ class Story:
     def _read(self, name: str, part: Any, at_ms: int) -> None:
         if part is None:
             before = getattr(self.snapshot, name)
-            status = replace(before.status, tried_ms=at_ms, failures=("no answer",))
+            status = replace(before.status, away_since_ms=at_ms, failures=("no answer",))
             part = replace(before, status=status)
         elif part.status.failures:
             part = replace(part, status=replace(part.status, read_ms=at_ms, tried_ms=at_ms))
@@ -162,7 +162,7 @@ def test_a_store_that_is_away_is_told_once_and_when_it_is_back() -> None:
             name="shop", kind=StoreKind.SQL, rows=found, status=PartStatus(read_ms=3, tried_ms=3)
         )
 
-    away = replace(store(), status=PartStatus(read_ms=3, tried_ms=4, failures=("refused",)))
+    away = replace(store(), status=PartStatus(read_ms=3, tried_ms=4, away_since_ms=4, failures=("refused",)))
     log = EventLog().advance(Snapshot(number=1, stores=(store(),)))
     log = log.advance(Snapshot(number=2, stores=(away,)))
     log = log.advance(Snapshot(number=3, stores=(away,)))
@@ -175,7 +175,7 @@ def test_a_store_that_is_away_is_told_once_and_when_it_is_back() -> None:
 
 
 def test_a_store_that_was_never_there_is_told() -> None:
-    away = StoreFacts(name="shop", kind=StoreKind.SQL, status=PartStatus(tried_ms=4, failures=("refused",)))
+    away = StoreFacts(name="shop", kind=StoreKind.SQL, status=PartStatus(tried_ms=4, away_since_ms=4, failures=("refused",)))
     log = EventLog().advance(Snapshot(number=1, stores=(away,)))
     log = log.advance(Snapshot(number=2, stores=(away,)))
     assert [event.kind for event in log.events] == [EventKind.AWAY]

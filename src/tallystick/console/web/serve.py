@@ -1,8 +1,8 @@
-"""Serves the console: binds its address, feeds its pages from a collector, and stops in order."""
+"""Serves the console: feeds its pages from a collector, and stops in order."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
 import uvicorn
@@ -13,7 +13,6 @@ from tallystick.console.listen import ListenOptions
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState
 from tallystick.console.web.app import WebOptions, create_app
-from tallystick.kernel.settings import BadConfig
 
 STOP_SECONDS_MAX: Final = 2
 """Seconds that open streams have to end when the console stops."""
@@ -22,26 +21,20 @@ STOP_SECONDS_MAX: Final = 2
 class SnapshotSource(Protocol):
     """What publishes snapshots; `console.collect.collector.Collector` does."""
 
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest snapshot; its number is 0 before the first reading."""
+
     def follow(self) -> AsyncIterator[Snapshot]:
         """Yield snapshots as they are made, from the newest on."""
 
 
 async def serve(
-    source: SnapshotSource,
-    options: ListenOptions,
-    limits: Limits,
-    announce: Callable[[str], None],
+    source: SnapshotSource, listener: socket.socket, options: ListenOptions, limits: Limits
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Args:
-        announce: called with the address, once requests are answered.
-    Raises: BadConfig; OSError if the address cannot be bound.
-    """
-    options.credentials.read()  # a file that cannot be used ends the start, and not the first request
-    feed = StateFeed(ConsoleState(limits=limits))
+    """Serve until SIGINT or SIGTERM, and close the listener."""
+    feed = StateFeed(ConsoleState(snapshot=source.snapshot, limits=limits))
     web = WebOptions(names=options.list_names(), read_credentials=options.credentials.read)
-    listener = _bind(options)
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(feed, web),
@@ -56,8 +49,6 @@ async def serve(
     feeding = asyncio.create_task(_feed(source, feed))
     # Without a collector there is nothing to show: its failure ends the console.
     feeding.add_done_callback(lambda _: setattr(server, "should_exit", True))
-    scheme = "http" if options.certificate is None else "https"
-    announce(f"{scheme}://{_format_host(options.host)}:{listener.getsockname()[1]}/")
     try:
         await server.serve([listener])
     finally:
@@ -71,19 +62,3 @@ async def serve(
 async def _feed(source: SnapshotSource, feed: StateFeed) -> None:
     async for snapshot in source.follow():
         feed.publish(snapshot)
-
-
-def _bind(options: ListenOptions) -> socket.socket:
-    """Bind the address. Raises: BadConfig, with the address."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as exc:
-        raise BadConfig(f"--listen {options.host}:{options.port}: {exc.strerror or exc}") from exc
-    return listener
-
-
-def _format_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

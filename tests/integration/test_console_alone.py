@@ -1,0 +1,95 @@
+"""`tallystick console` beside a cluster and a store that are not there yet, come, and go again."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+from tallystick.dualwrite import SqlStore
+from tallystick.testing import EmbeddedBroker, eventually
+
+pytestmark = pytest.mark.server
+
+
+@contextmanager
+def run_console(*words: str) -> Iterator[Callable[[str], Any]]:
+    """Run the command; yields a function that asks for the JSON form of a page."""
+    command = [sys.executable, "-m", "tallystick.cli.main", "console", "--listen", "127.0.0.1:0", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            line = process.stderr.readline()
+            address = line.rpartition(" ")[2].strip().rstrip("/")
+            assert line.startswith("The console is at http://127.0.0.1:"), line + process.stderr.read()
+
+            def ask(path: str) -> Any:
+                with urllib.request.urlopen(f"{address}{path}?format=json", timeout=60) as answer:
+                    return json.loads(answer.read())
+
+            yield ask
+        finally:
+            process.send_signal(signal.SIGINT)
+            rest = process.stderr.read()
+    assert (process.returncode, rest) == (0, "")
+
+
+def find_port() -> int:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def test_a_cluster_and_a_store_that_come_after_the_console(tmp_path: Path) -> None:
+    """It answers before anything can be read, says what is missing, and finds both by itself."""
+    port = find_port()
+    store = f"sqlite:///{tmp_path}/later/shop.db"
+    with run_console("--bootstrap-server", f"127.0.0.1:{port}", "--store", store) as ask:
+        first = ask("/")
+        assert first["health"] == "unknown"
+        assert first["info"]["bootstrap_servers"] == f"127.0.0.1:{port}"
+
+        def find_reasons() -> str:
+            page = ask("/")
+            assert page["health"] == "unknown"
+            assert page["info"]["age_ms"] is None
+            return " ".join(outage["reason"] for outage in page["info"]["outages"])
+
+        eventually(lambda: "Connect call failed" in find_reasons() and store in find_reasons(), 60)
+        (tmp_path / "later").mkdir()
+        engine = create_engine(store)
+        SqlStore(engine).create()
+        engine.dispose()
+        with EmbeddedBroker(listeners=f"PLAINTEXT://127.0.0.1:{port}") as broker:
+            eventually(lambda: ask("/")["health"] == "ok", 60)
+            assert ask("/")["info"]["outages"] == []
+            broker.kill()
+            page = eventually(lambda: [page] if (page := ask("/"))["health"] != "ok" else [], 60)[0]
+            assert page["health"] == "unknown"
+            assert "Not read for" in page["headline"]
+            assert page["info"]["age_ms"] > 0
+            for path in ("/transactions", "/topics"):
+                eventually(lambda at=path: ask(at)["info"]["outages"], 60)
+            broker.start()
+            eventually(lambda: ask("/")["health"] == "ok", 60)
+
+
+def test_an_address_in_use_is_said(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "tallystick.cli.main", "console", "--listen", address]
+        answer = subprocess.run(
+            [*command, "--bootstrap-server", "127.0.0.1:1"], capture_output=True, text=True, check=False
+        )
+    assert answer.returncode != 0
+    assert f"--listen {address}: Address already in use" in answer.stderr
