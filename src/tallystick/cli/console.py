@@ -99,5 +99,5 @@ def console(
 async def _serve(
     config: CollectorConfig, listener: socket.socket, options: ListenOptions, limits: Limits
 ) -> None:
-    async with consoles.Collector(config) as collector:
-        await consoles.serve(collector, listener, options, limits)
+    async with consoles.Collector(config) as collector, consoles.ClusterLookups(config) as lookups:
+        await consoles.serve(collector, lookups, listener, options, limits)

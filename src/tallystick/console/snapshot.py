@@ -203,5 +203,11 @@ class Snapshot(Value, kw_only=True):
 
     def list_statuses(self) -> tuple[PartStatus, ...]:
         """Return the status of every part."""
-        parts = (self.cluster, self.transactions, self.topics, self.groups, self.pipelines, *self.stores)
-        return tuple(part.status for part in parts)
+        return (
+            self.cluster.status,
+            self.transactions.status,
+            self.topics.status,
+            self.groups.status,
+            self.pipelines.status,
+            *(store.status for store in self.stores),
+        )

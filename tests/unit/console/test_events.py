@@ -175,7 +175,9 @@ def test_a_store_that_is_away_is_told_once_and_when_it_is_back() -> None:
 
 
 def test_a_store_that_was_never_there_is_told() -> None:
-    away = StoreFacts(name="shop", kind=StoreKind.SQL, status=PartStatus(tried_ms=4, away_since_ms=4, failures=("refused",)))
+    away = StoreFacts(
+        name="shop", kind=StoreKind.SQL, status=PartStatus(tried_ms=4, away_since_ms=4, failures=("refused",))
+    )
     log = EventLog().advance(Snapshot(number=1, stores=(away,)))
     log = log.advance(Snapshot(number=2, stores=(away,)))
     assert [event.kind for event in log.events] == [EventKind.AWAY]

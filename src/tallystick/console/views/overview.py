@@ -147,12 +147,21 @@ _HEADLINES: Final[Mapping[Health, str]] = {
 
 def _list_essential(snapshot: Snapshot) -> tuple[PartStatus, ...]:
     """Return the parts without which nothing can be called well: all but groups, which wait for others."""
-    parts = (snapshot.cluster, snapshot.transactions, snapshot.topics, snapshot.pipelines, *snapshot.stores)
-    return tuple(part.status for part in parts)
+    return (
+        snapshot.cluster.status,
+        snapshot.transactions.status,
+        snapshot.topics.status,
+        snapshot.pipelines.status,
+        *(store.status for store in snapshot.stores),
+    )
 
 
 def _describe_outage(outage: Outage) -> str:
-    age = "nothing was read before" if outage.age_ms is None else f"shown as {format_duration(outage.age_ms)} ago"
+    age = (
+        "nothing was read before"
+        if outage.age_ms is None
+        else f"shown as {format_duration(outage.age_ms)} ago"
+    )
     return f"Not read for {format_duration(outage.for_ms)}, {age}: {outage.reason}."
 
 

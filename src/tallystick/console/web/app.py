@@ -1,8 +1,9 @@
 """The Starlette application: one route for each page, the stream of new snapshots, and the static files.
 
-A page is rendered from the newest state at once; nothing is read from the cluster for a request. With
-JavaScript an open page asks again when the stream tells of a new snapshot, and what has changed is replaced
-in place, by ids; without, a reload shows the same. `?format=json` returns the view model instead.
+A page is rendered from the newest state at once. Only what a single page shows, such as the history of one
+id, is asked for with it, in a bounded time. With JavaScript an open page asks again when the stream tells of a
+new snapshot, and what has changed is replaced in place, by ids; without, a reload shows the same.
+`?format=json` returns the view model instead.
 """
 
 import json
@@ -28,7 +29,7 @@ from tallystick import __version__
 from tallystick.console.feed import StateFeed
 from tallystick.console.views.texts import format_count, format_duration
 from tallystick.console.web.guard import HEADERS, check_request
-from tallystick.console.web.pages import MENU, PAGES, Page, PageRequest
+from tallystick.console.web.pages import MENU, PAGES, Lookups, Page, PageRequest
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.value import Value
 from tallystick.security.http_auth import HttpCredentials
@@ -49,9 +50,18 @@ class WebOptions(Value, kw_only=True):
     read_credentials: Callable[[], HttpCredentials] = HttpCredentials
 
 
-def create_app(feed: StateFeed, options: WebOptions | None = None, clock: Clock | None = None) -> Starlette:
-    """Create the application. It starts and stops nothing: the feed is its caller's."""
-    shell = _Shell(feed, clock or SystemClock())
+def create_app(
+    feed: StateFeed,
+    options: WebOptions | None = None,
+    clock: Clock | None = None,
+    lookups: Lookups | None = None,
+) -> Starlette:
+    """Create the application. It starts and stops nothing: feed and lookups are its caller's.
+
+    Args:
+        lookups: answers what single pages ask for; without it they show the snapshot alone.
+    """
+    shell = _Shell(feed, clock or SystemClock(), lookups)
     routes = [
         Route("/events", shell.stream),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
@@ -64,8 +74,8 @@ def create_app(feed: StateFeed, options: WebOptions | None = None, clock: Clock 
 class _Shell:
     """Renders pages from the feed's newest state."""
 
-    def __init__(self, feed: StateFeed, clock: Clock) -> None:
-        self._feed, self._clock = feed, clock
+    def __init__(self, feed: StateFeed, clock: Clock, lookups: Lookups | None) -> None:
+        self._feed, self._clock, self._lookups = feed, clock, lookups
         self._templates = Environment(
             loader=FileSystemLoader(FOLDER / "templates"),
             autoescape=select_autoescape(default=True),
@@ -83,14 +93,15 @@ class _Shell:
 
     async def show(self, page: Page, request: Request) -> Response:
         """Answer with a page, or with its view model as JSON."""
-        model = page.build(
-            PageRequest(
-                state=self._feed.state,
-                query=dict(request.query_params),
-                key=request.path_params.get("key", ""),
-                now_ms=self._clock.now_ms(),
-            )
+        asked = PageRequest(
+            state=self._feed.state,
+            query=dict(request.query_params),
+            key=request.path_params.get("key", ""),
+            now_ms=self._clock.now_ms(),
         )
+        if page.ask is not None and self._lookups is not None:
+            asked = await page.ask(self._lookups, asked)
+        model = page.build(asked)
         if request.query_params.get("format") == "json":
             return Response(_encode_json(model), media_type="application/json")
         template = self._templates.get_template(page.template)

@@ -1,8 +1,9 @@
 """The pages: which URL shows which view model with which template."""
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Protocol
 
+from tallystick.console.lookup.history import IdHistory
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.groups import build_group, build_groups
 from tallystick.console.views.overview import build_overview
@@ -10,20 +11,32 @@ from tallystick.console.views.pipelines import build_pipelines
 from tallystick.console.views.stores import build_stores
 from tallystick.console.views.topics import build_topic, build_topics
 from tallystick.console.views.transaction import build_transaction
-from tallystick.console.views.transactions import TransactionFilter, build_transactions
-from tallystick.kernel.value import Value
+from tallystick.console.views.transactions import STRANGER_PREFIX, TransactionFilter, build_transactions
+from tallystick.kernel.value import Value, replace
+
+
+class Lookups(Protocol):
+    """Answers what single pages ask for. What keeps it from answering is in the answer."""
+
+    async def read_history(self, transactional_id: str) -> IdHistory:
+        """Return what has happened to a transactional id."""
 
 
 class PageRequest(Value, kw_only=True):
-    """What a page is built from. `key` is the rest of the path, where the page has one."""
+    """What a page is built from. `key` is the rest of the path, where the page has one.
+
+    history  of the transactional id, if the page has asked for it
+    """
 
     state: ConsoleState
     query: Mapping[str, str]
     key: str
     now_ms: int
+    history: IdHistory | None = None
 
 
 Build = Callable[[PageRequest], object]
+Ask = Callable[[Lookups, PageRequest], Awaitable[PageRequest]]
 
 
 class Page(Value, kw_only=True):
@@ -31,12 +44,14 @@ class Page(Value, kw_only=True):
 
     path     below the root; `{key:path}` stands for the rest
     section  the entry of the menu that it belongs to
+    ask      reads what only this page shows, and returns the request with it
     """
 
     path: str
     template: str
     section: str
     build: Build
+    ask: Ask | None = None
 
 
 class MenuEntry(Value):
@@ -45,6 +60,18 @@ class MenuEntry(Value):
     section: str
     path: str
     title: str
+
+
+async def _ask_history(lookups: Lookups, request: PageRequest) -> PageRequest:
+    """Read the history of a transactional id; a cluster that is away is not asked once more."""
+    if request.key.startswith(STRANGER_PREFIX):
+        return request
+    status = request.state.snapshot.transactions.status
+    if status.is_away:
+        history = IdHistory(failure="; ".join(status.failures))
+    else:
+        history = await lookups.read_history(request.key)
+    return replace(request, history=history)
 
 
 MENU: Final = (
@@ -75,7 +102,8 @@ PAGES: Final = (
         path="/transactions/{key:path}",
         template="transaction.html",
         section="transactions",
-        build=lambda request: build_transaction(request.state, request.key, request.now_ms),
+        build=lambda request: build_transaction(request.state, request.key, request.now_ms, request.history),
+        ask=_ask_history,
     ),
     Page(
         path="/stores",

@@ -13,6 +13,7 @@ from tallystick.console.listen import ListenOptions
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState
 from tallystick.console.web.app import WebOptions, create_app
+from tallystick.console.web.pages import Lookups
 
 STOP_SECONDS_MAX: Final = 2
 """Seconds that open streams have to end when the console stops."""
@@ -30,14 +31,18 @@ class SnapshotSource(Protocol):
 
 
 async def serve(
-    source: SnapshotSource, listener: socket.socket, options: ListenOptions, limits: Limits
+    source: SnapshotSource,
+    lookups: Lookups,
+    listener: socket.socket,
+    options: ListenOptions,
+    limits: Limits,
 ) -> None:
     """Serve until SIGINT or SIGTERM, and close the listener."""
     feed = StateFeed(ConsoleState(snapshot=source.snapshot, limits=limits))
     web = WebOptions(names=options.list_names(), read_credentials=options.credentials.read)
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(feed, web),
+            create_app(feed, web, lookups=lookups),
             log_level="warning",
             access_log=False,
             server_header=False,
