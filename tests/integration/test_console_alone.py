@@ -22,8 +22,8 @@ pytestmark = pytest.mark.server
 
 
 @contextmanager
-def run_console(*words: str) -> Iterator[Callable[[str], Any]]:
-    """Run the command; yields a function that asks for the JSON form of a page."""
+def run_console(*words: str) -> Iterator[tuple[Callable[[str], Any], Callable[[str], list[str]]]]:
+    """Run the command; yields what asks for a page's JSON form, and for the stream's first lines."""
     command = [sys.executable, "-m", "tallystick.cli.main", "console", "--listen", "127.0.0.1:0", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -36,7 +36,13 @@ def run_console(*words: str) -> Iterator[Callable[[str], Any]]:
                 with urllib.request.urlopen(f"{address}{path}?format=json", timeout=60) as answer:
                     return json.loads(answer.read())
 
-            yield ask
+            def follow(last_id: str) -> list[str]:
+                headers = {"Accept": "text/event-stream", "Last-Event-ID": last_id}
+                asked = urllib.request.Request(f"{address}/events", headers=headers)
+                with urllib.request.urlopen(asked, timeout=60) as answer:
+                    return [answer.readline().decode().strip() for _ in range(2)]
+
+            yield ask, follow
         finally:
             process.send_signal(signal.SIGINT)
             rest = process.stderr.read()
@@ -54,7 +60,7 @@ def test_a_cluster_and_a_store_that_come_after_the_console(tmp_path: Path) -> No
     """It answers before anything can be read, says what is missing, and finds both by itself."""
     port = find_port()
     store = f"sqlite:///{tmp_path}/later/shop.db"
-    with run_console("--bootstrap-server", f"127.0.0.1:{port}", "--store", store) as ask:
+    with run_console("--bootstrap-server", f"127.0.0.1:{port}", "--store", store) as (ask, follow):
         first = ask("/")
         assert first["health"] == "unknown"
         assert first["info"]["bootstrap_servers"] == f"127.0.0.1:{port}"
@@ -82,6 +88,12 @@ def test_a_cluster_and_a_store_that_come_after_the_console(tmp_path: Path) -> No
                 eventually(lambda at=path: ask(at)["info"]["outages"], 120)
             broker.start()
             eventually(lambda: look("ok"), 120)
+            events = ask("/events")
+            told = [each["kind"] for each in reversed(events["events"]) if each["subject"] == "the cluster"]
+            assert told == ["away", "back", "away", "back"]
+            last_number = events["last_number"]
+            assert follow(str(last_number - 1))[:2] == [f"id: {last_number}", "event: event"]
+            assert follow("1")[:2] == [f"id: {last_number}", "event: resync"]
 
 
 def test_an_address_in_use_is_said(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState, advance
+from tallystick.kernel.value import replace
 
 
 class StateFeed:
@@ -20,16 +21,26 @@ class StateFeed:
 
     def publish(self, snapshot: Snapshot) -> None:
         """Advance the state by the next snapshot, and wake the followers."""
-        self.state = advance(self.state, snapshot)
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._replace(advance(self.state, snapshot))
+
+    def note(self, subject: str, text: str, at_ms: int) -> None:
+        """Add an event that no snapshot tells of, and wake the followers."""
+        self._replace(replace(self.state, events=self.state.events.note(subject, text, at_ms)))
 
     async def follow(self) -> AsyncIterator[ConsoleState]:
         """Yield each state that is newer than the present one, or the newest of several."""
-        last_state = self.state
+        state = self.state
         while True:
-            changed = self._changed
-            if self.state is last_state:
-                await changed.wait()
-            last_state = self.state
-            yield last_state
+            state = await self.wait_for_next(state)
+            yield state
+
+    async def wait_for_next(self, state: ConsoleState) -> ConsoleState:
+        """Return the newest state, once it is another one than `state`."""
+        while self.state is state:
+            await self._changed.wait()
+        return self.state
+
+    def _replace(self, state: ConsoleState) -> None:
+        self.state = state
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

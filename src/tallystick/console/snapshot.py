@@ -29,7 +29,7 @@ class PartStatus(Value, kw_only=True):
 
     read_ms   when the reading began that the part is from; NEVER_MS before the first one
     tried_ms  when the last attempt began; later than `read_ms` if it failed, and the part is an older one
-    took_ms   how long the last attempt took
+    took_ms   how long the last attempt took; 0 if it ended an outage, whose end it had waited for
     away_since_ms  when the first of the attempts began that have read nothing since; NEVER_MS if the last one
                    has read it
     failures  one sentence each: what the last attempt could not read, and why

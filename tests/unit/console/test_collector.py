@@ -138,6 +138,26 @@ def test_how_long_a_part_has_been_away_counts_from_the_first_attempt_that_failed
     run(check)
 
 
+def test_the_reading_that_ends_an_outage_makes_the_next_one_no_rarer() -> None:
+    """Its time went into waiting: rested for twenty times as long, the next outage would go unseen."""
+
+    async def check(collector: Collector, clock: FakeClock) -> None:
+        async def fail() -> TopicFacts:
+            raise Unreachable("localhost:1", "refused")
+
+        async def wait_and_read() -> TopicFacts:
+            clock.advance(9_000)
+            return OLD
+
+        await collector._read(part(fail))
+        await collector._read(part(wait_and_read))
+        assert collector._draft.topics.status.took_ms == 0
+        await collector._read(part(wait_and_read))
+        assert collector._draft.topics.status.took_ms == 9_000
+
+    run(check)
+
+
 def test_a_reason_is_kept_while_the_next_attempt_waits() -> None:
     async def check(collector: Collector, clock: FakeClock) -> None:
         async def fail() -> TopicFacts:

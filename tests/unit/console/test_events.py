@@ -148,8 +148,9 @@ def test_what_a_broker_that_is_down_would_have_listed_has_not_ended() -> None:
         status=PartStatus(failures=("broker 2: no answer",)), descriptions={"b": described("b")}
     )
     assert story.next(transactions=partial) == []
-    assert story.next(transactions=None) == []
+    assert story.next(transactions=None) == [(EventKind.AWAY, "the cluster")]
     assert story.next(transactions=opened(described("a"), described("c"))) == [
+        (EventKind.BACK, "the cluster"),
         (EventKind.ENDED, "b"),
         (EventKind.BEGUN, "c"),
     ]

@@ -285,11 +285,12 @@ class Collector:
             )
             facts = before
         else:
+            if before.status.is_away:
+                took_ms = 0  # it has waited, and was no load
+                self.read_soon()  # what kept this part away has kept others away, too
             status = PartStatus(
                 read_ms=tried_ms, tried_ms=tried_ms, took_ms=took_ms, failures=facts.status.failures
             )
-            if before.status.is_away:
-                self.read_soon()  # what kept this part away has kept others away, too
         self._draft = part.place(self._draft, replace(facts, status=status))
         if part.follow_up is not None and not failure:
             await part.follow_up()  # whose failures are of another part

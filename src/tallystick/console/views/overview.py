@@ -9,6 +9,7 @@ from tallystick.console.health import Health
 from tallystick.console.joint import JointTransaction, find_oldest_ms
 from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot, StoreFacts
 from tallystick.console.state import ConsoleState
+from tallystick.console.views.events import EventRow, list_last_events
 from tallystick.console.views.page import Outage, PageInfo, describe_page, list_outages
 from tallystick.console.views.texts import format_duration, pluralize
 from tallystick.console.views.transactions import build_key, count_by_health
@@ -53,6 +54,7 @@ class OverviewPage(Value, kw_only=True):
     oldest_in_doubt_ms   age of the oldest two-phase transaction
     held_back_count      records that no `read_committed` reader sees yet, in all partitions
     held_back_partitions partitions with such records
+    events               the last ones, newest first
     """
 
     info: PageInfo
@@ -74,6 +76,7 @@ class OverviewPage(Value, kw_only=True):
     stores: tuple[StoreSummary, ...]
     prefix_count: int
     group_count: int
+    events: tuple[EventRow, ...]
 
 
 def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
@@ -107,6 +110,7 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
         stores=_summarize_stores(state, now_ms),
         prefix_count=len(snapshot.pipelines.prefixes),
         group_count=len(snapshot.groups.groups),
+        events=list_last_events(state.events),
     )
 
 

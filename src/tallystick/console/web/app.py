@@ -1,8 +1,8 @@
 """The Starlette application: one route for each page, the stream of new snapshots, and the static files.
 
 A page is rendered from the newest state at once. Only what a single page shows, such as the history of one
-id, is asked for with it, in a bounded time. With JavaScript an open page asks again when the stream tells of a
-new snapshot, and what has changed is replaced in place, by ids; without, a reload shows the same.
+id, is asked for with it, in a bounded time. With JavaScript an open page asks again when the stream tells of
+a new snapshot, and what has changed is replaced in place, by ids; without, a reload shows the same.
 `?format=json` returns the view model instead.
 """
 
@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tallystick import __version__
 from tallystick.console.feed import StateFeed
+from tallystick.console.views.events import announce_snapshot, stream_events
 from tallystick.console.views.texts import format_count, format_duration
 from tallystick.console.web.guard import HEADERS, check_request
 from tallystick.console.web.pages import MENU, PAGES, Lookups, Page, PageRequest
@@ -35,6 +36,7 @@ from tallystick.kernel.value import Value
 from tallystick.security.http_auth import HttpCredentials
 
 FOLDER: Final = Path(__file__).parent
+STREAM_TYPE: Final = "text/event-stream"
 HEARTBEAT_S: Final = 15
 """Seconds between comments in an idle stream, so that proxies do not close it."""
 
@@ -63,7 +65,6 @@ def create_app(
     """
     shell = _Shell(feed, clock or SystemClock(), lookups)
     routes = [
-        Route("/events", shell.stream),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
         *(Route(page.path, partial(shell.show, page)) for page in PAGES),
     ]
@@ -92,7 +93,9 @@ class _Shell:
         self._templates.globals |= {"menu": MENU, "version": __version__}
 
     async def show(self, page: Page, request: Request) -> Response:
-        """Answer with a page, or with its view model as JSON."""
+        """Answer with a page, or with its view model as JSON, or with the stream where it is asked for."""
+        if page.is_stream and STREAM_TYPE in request.headers.get("accept", ""):
+            return self._stream(request)
         asked = PageRequest(
             state=self._feed.state,
             query=dict(request.query_params),
@@ -112,14 +115,20 @@ class _Shell:
         template = self._templates.get_template("missing.html")
         return HTMLResponse(template.render(section="", url="/", path=request.url.path), status_code=404)
 
-    async def stream(self, request: Request) -> Response:
-        """Tell of each new snapshot. A slow reader is told of the newest only."""
-        return EventSourceResponse(self._list_snapshots(), ping=HEARTBEAT_S)
+    def _stream(self, request: Request) -> Response:
+        """Stream events from the one after Last-Event-ID on, and tell of each new snapshot."""
+        last_id = request.headers.get("last-event-id", "")
+        return EventSourceResponse(self._list_messages(last_id), ping=HEARTBEAT_S)
 
-    async def _list_snapshots(self) -> AsyncIterator[ServerSentEvent]:
-        async for state in self._feed.follow():
-            number = state.snapshot.number
-            yield ServerSentEvent(data=str(number), event="snapshot", id=str(number))
+    async def _list_messages(self, last_id: str) -> AsyncIterator[ServerSentEvent]:
+        state = self._feed.state
+        messages = stream_events(state, last_id)
+        while True:
+            for message in messages:
+                yield ServerSentEvent(data=message.data, event=message.name, id=message.id)
+            last_id = str(state.events.last_number)
+            state = await self._feed.wait_for_next(state)
+            messages = (*stream_events(state, last_id), announce_snapshot(state))
 
 
 def _encode_json(model: object) -> bytes:

@@ -5,6 +5,7 @@ from typing import Final, Protocol
 
 from tallystick.console.lookup.history import IdHistory
 from tallystick.console.state import ConsoleState
+from tallystick.console.views.events import build_events
 from tallystick.console.views.groups import build_group, build_groups
 from tallystick.console.views.overview import build_overview
 from tallystick.console.views.pipelines import build_pipelines
@@ -45,6 +46,7 @@ class Page(Value, kw_only=True):
     path     below the root; `{key:path}` stands for the rest
     section  the entry of the menu that it belongs to
     ask      reads what only this page shows, and returns the request with it
+    is_stream  who asks for an event stream gets one under the same path
     """
 
     path: str
@@ -52,6 +54,7 @@ class Page(Value, kw_only=True):
     section: str
     build: Build
     ask: Ask | None = None
+    is_stream: bool = False
 
 
 class MenuEntry(Value):
@@ -104,6 +107,13 @@ PAGES: Final = (
         section="transactions",
         build=lambda request: build_transaction(request.state, request.key, request.now_ms, request.history),
         ask=_ask_history,
+    ),
+    Page(
+        path="/events",
+        template="events.html",
+        section="overview",
+        build=lambda request: build_events(request.state, request.query.get("since", ""), request.now_ms),
+        is_stream=True,
     ),
     Page(
         path="/stores",

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 import uvicorn
 
+from tallystick.console.events import EventLog
 from tallystick.console.feed import StateFeed
 from tallystick.console.health import Limits
 from tallystick.console.listen import ListenOptions
@@ -14,6 +15,7 @@ from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState
 from tallystick.console.web.app import WebOptions, create_app
 from tallystick.console.web.pages import Lookups
+from tallystick.kernel.clock import SystemClock
 
 STOP_SECONDS_MAX: Final = 2
 """Seconds that open streams have to end when the console stops."""
@@ -38,7 +40,10 @@ async def serve(
     limits: Limits,
 ) -> None:
     """Serve until SIGINT or SIGTERM, and close the listener."""
-    feed = StateFeed(ConsoleState(snapshot=source.snapshot, limits=limits))
+    now_ms = SystemClock().now_ms()  # numbers events, so that none is taken for one of an earlier console
+    feed = StateFeed(
+        ConsoleState(snapshot=source.snapshot, limits=limits, events=EventLog(next_number=now_ms))
+    )
     web = WebOptions(names=options.list_names(), read_credentials=options.credentials.read)
     server = uvicorn.Server(
         uvicorn.Config(
