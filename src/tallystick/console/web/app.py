@@ -29,6 +29,7 @@ from tallystick import __version__
 from tallystick.console.feed import StateFeed
 from tallystick.console.views.events import announce_snapshot, stream_events
 from tallystick.console.views.texts import format_count, format_duration
+from tallystick.console.web.download import download_record
 from tallystick.console.web.guard import HEADERS, check_request
 from tallystick.console.web.pages import MENU, PAGES, Lookups, Page, PageRequest
 from tallystick.kernel.clock import Clock, SystemClock
@@ -65,6 +66,7 @@ def create_app(
     """
     shell = _Shell(feed, clock or SystemClock(), lookups)
     routes = [
+        Route("/download", partial(download_record, lookups)),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
         *(Route(page.path, partial(shell.show, page)) for page in PAGES),
     ]
