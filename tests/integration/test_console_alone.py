@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
+from tests.support.collecting import QUICK_PACES
 
+from tallystick.console.collect.config import CollectorConfig
+from tallystick.console.web.beside import ConsoleThread
 from tallystick.dualwrite import SqlStore
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -105,3 +108,27 @@ def test_an_address_in_use_is_said(tmp_path: Path) -> None:
         )
     assert answer.returncode != 0
     assert f"--listen {address}: Address already in use" in answer.stderr
+
+
+def test_a_console_beside_a_program_shows_its_notes_and_ends_with_open_pages() -> None:
+    """As `tallystick demo` has it: in a thread, beside a broker that is killed and started again."""
+    with EmbeddedBroker() as broker:
+        config = CollectorConfig.check({"bootstrap.servers": broker.bootstrap_servers}, paces=QUICK_PACES)
+        with ConsoleThread(config) as console:
+            asked = urllib.request.Request(
+                f"{console.address}events", headers={"Accept": "text/event-stream"}
+            )
+            with urllib.request.urlopen(asked, timeout=60) as stream:
+                console.note("demo", "KILLED the broker")
+                broker.kill()
+                broker.start()
+                lines = iter(lambda: stream.readline().decode().strip(), None)
+                told = next(line for line in lines if line.startswith("data: {"))
+                assert json.loads(told.removeprefix("data: "))["text"] == "KILLED the broker"
+                with urllib.request.urlopen(f"{console.address}?format=json", timeout=60) as answer:
+                    assert "KILLED the broker" in [each["text"] for each in json.load(answer)["events"]]
+                console.close()
+                assert all(not line.startswith("event: error") for line in stream.read().decode().split("\n"))
+        console.note("demo", "nothing happens")
+        console.close()
+        assert "console" not in [thread.name for thread in threading.enumerate()]

@@ -20,9 +20,10 @@ from tallystick import _lazy
 if TYPE_CHECKING:
     from tallystick.console.collect.collector import Collector
     from tallystick.console.lookup.lookups import ClusterLookups
+    from tallystick.console.web.beside import ConsoleThread
     from tallystick.console.web.serve import serve
 
-__all__ = ["ClusterLookups", "Collector", "serve"]
+__all__ = ["ClusterLookups", "Collector", "ConsoleThread", "serve"]
 
 if not TYPE_CHECKING:  # loaded once the console listens: its address does not wait for them
     __getattr__ = _lazy.attributes(
@@ -30,6 +31,7 @@ if not TYPE_CHECKING:  # loaded once the console listens: its address does not w
         {
             "ClusterLookups": "tallystick.console.lookup.lookups:ClusterLookups",
             "Collector": "tallystick.console.collect.collector:Collector",
+            "ConsoleThread": "tallystick.console.web.beside:ConsoleThread",
             "serve": "tallystick.console.web.serve:serve",
         },
     )

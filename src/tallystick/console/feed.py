@@ -13,10 +13,11 @@ from tallystick.kernel.value import replace
 
 
 class StateFeed:
-    """Holds the newest state. Used on one event loop."""
+    """Holds the newest state, until it is closed. Used on one event loop."""
 
     def __init__(self, state: ConsoleState | None = None) -> None:
         self.state = state or ConsoleState()
+        self.is_closed = False
         self._changed = asyncio.Event()
 
     def publish(self, snapshot: Snapshot) -> None:
@@ -27,20 +28,27 @@ class StateFeed:
         """Add an event that no snapshot tells of, and wake the followers."""
         self._replace(replace(self.state, events=self.state.events.note(subject, text, at_ms)))
 
+    def close(self) -> None:
+        """End every follower."""
+        self.is_closed = True
+        self._wake()
+
     async def follow(self) -> AsyncIterator[ConsoleState]:
         """Yield each state that is newer than the present one, or the newest of several."""
-        state = self.state
-        while True:
-            state = await self.wait_for_next(state)
+        state: ConsoleState | None = self.state
+        while state is not None and (state := await self.wait_for_next(state)) is not None:
             yield state
 
-    async def wait_for_next(self, state: ConsoleState) -> ConsoleState:
-        """Return the newest state, once it is another one than `state`."""
-        while self.state is state:
+    async def wait_for_next(self, state: ConsoleState) -> ConsoleState | None:
+        """Return the newest state, once it is another one than `state`; None once there is no next one."""
+        while self.state is state and not self.is_closed:
             await self._changed.wait()
-        return self.state
+        return None if self.is_closed else self.state
 
     def _replace(self, state: ConsoleState) -> None:
         self.state = state
+        self._wake()
+
+    def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

@@ -139,7 +139,7 @@ def test_a_reader_that_cannot_be_told_has_to_read_anew(last_id: str, count: int,
 
 @given(st.integers(0, 40), st.integers(0, 40))
 def test_a_reader_is_told_each_event_once(first: int, more: int) -> None:
-    """Whenever it comes back, if it names the last number that it was given."""
+    """[CON-13] Whenever it comes back, if it names the last number that it was given."""
     state = make_state(first)
     last_id = str(state.events.last_number)
     for number in range(more):

@@ -123,6 +123,7 @@ def build_log(story: Sequence[tuple[str, int]]) -> ToyLog:
 
 @given(steps, st.integers(0, 40))
 def test_every_record_has_the_verdict_of_its_transaction(story: list[tuple[str, int]], first: int) -> None:
+    """[CON-12]"""
     log = build_log(story)
     position = min(first, len(log.batches))
     records = log.browse(position)

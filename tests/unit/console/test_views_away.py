@@ -55,7 +55,7 @@ def test_an_outage_has_its_beginning_and_the_age_of_what_is_shown() -> None:
 
 
 def test_what_was_never_read_is_not_well_although_nothing_has_failed() -> None:
-    """The first snapshot may come before the first answer."""
+    """[CON-11] The first snapshot may come before the first answer."""
     assert show(replace(make_snapshot(), cluster=ClusterFacts())).health == "unknown"
     assert show(Snapshot(number=1, at_ms=NOW_MS)).health == "unknown"
     store = StoreFacts(name="sqlite:///shop.db", kind=StoreKind.SQL)

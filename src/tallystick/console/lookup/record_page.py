@@ -3,7 +3,7 @@
 Below the last stable offset every transaction has ended. A Fetch of committed records names the aborted ones
 there, and `AbortedTransactions`, which consumers use, tells which batches are theirs. From the last stable
 offset on nothing is named: there the marker that follows tells, if it is among the fetched batches, and else
-the leader's list of open transactions.
+the leader's list of open transactions. Without either a record is `ended`, which claims nothing [CON-12].
 
 A record is cut to its first bytes, so that a page is small whatever is in the topic.
 """

@@ -3,7 +3,7 @@
 A stream's reader is told the number of each event as the message's id. Coming back it names the last one
 that it has seen (Last-Event-ID, HTML "Server-sent events"), and gets those since. Where they cannot be told,
 because the log no longer reaches back as far or a slow reader has left too many unread, it gets `resync` in
-their place: what it shows is not connected with what comes, and it has to read the page anew.
+their place: what it shows is not connected with what comes, and it has to read the page anew [CON-13].
 """
 
 import json

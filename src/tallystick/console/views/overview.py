@@ -115,7 +115,7 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
 
 
 def _summarize(state: ConsoleState, now_ms: int) -> tuple[Health, str]:
-    """Return the worst health, and a sentence that says why."""
+    """Return the worst health, and a sentence that says why [CON-11]."""
     snapshot = state.snapshot
     if state.is_first:
         return Health.UNKNOWN, "Nothing has been read yet."

@@ -27,7 +27,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tallystick import __version__
 from tallystick.console.feed import StateFeed
-from tallystick.console.views.events import announce_snapshot, stream_events
+from tallystick.console.state import ConsoleState
+from tallystick.console.views.events import StreamMessage, announce_snapshot, stream_events
 from tallystick.console.views.texts import format_count, format_duration
 from tallystick.console.web.download import download_record
 from tallystick.console.web.guard import HEADERS, check_request
@@ -123,14 +124,14 @@ class _Shell:
         return EventSourceResponse(self._list_messages(last_id), ping=HEARTBEAT_S)
 
     async def _list_messages(self, last_id: str) -> AsyncIterator[ServerSentEvent]:
-        state = self._feed.state
-        messages = stream_events(state, last_id)
-        while True:
-            for message in messages:
+        state: ConsoleState | None = self._feed.state
+        announced: tuple[StreamMessage, ...] = ()
+        while state is not None:
+            for message in (*stream_events(state, last_id), *announced):
                 yield ServerSentEvent(data=message.data, event=message.name, id=message.id)
             last_id = str(state.events.last_number)
             state = await self._feed.wait_for_next(state)
-            messages = (*stream_events(state, last_id), announce_snapshot(state))
+            announced = () if state is None else (announce_snapshot(state),)
 
 
 def _encode_json(model: object) -> bytes:

@@ -32,30 +32,52 @@ class SnapshotSource(Protocol):
         """Yield snapshots as they are made, from the newest on."""
 
 
+class _Server(uvicorn.Server):
+    """A server whose streams end when it stops, so that no open page keeps it waiting."""
+
+    def __init__(self, config: uvicorn.Config, feed: StateFeed) -> None:
+        super().__init__(config)
+        self._feed = feed
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams, and then everything else."""
+        self._feed.close()
+        await super().shutdown(sockets)
+
+
+def open_feed(source: SnapshotSource, limits: Limits) -> StateFeed:
+    """Return a feed that begins with what a source has."""
+    now_ms = SystemClock().now_ms()  # numbers events, so that none is taken for one of an earlier console
+    return StateFeed(
+        ConsoleState(snapshot=source.snapshot, limits=limits, events=EventLog(next_number=now_ms))
+    )
+
+
 async def serve(
     source: SnapshotSource,
     lookups: Lookups,
     listener: socket.socket,
     options: ListenOptions,
     limits: Limits,
+    feed: StateFeed | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, and close the listener."""
-    now_ms = SystemClock().now_ms()  # numbers events, so that none is taken for one of an earlier console
-    feed = StateFeed(
-        ConsoleState(snapshot=source.snapshot, limits=limits, events=EventLog(next_number=now_ms))
-    )
+    """Serve until SIGINT or SIGTERM, or the source ends, and close the listener.
+
+    Args:
+        feed: where the state is kept, if the caller adds to it; it is closed in the end.
+    """
+    feed = feed or open_feed(source, limits)
     web = WebOptions(names=options.list_names(), read_credentials=options.credentials.read)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(feed, web, lookups=lookups),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=STOP_SECONDS_MAX,
-            ssl_certfile=options.certificate,
-            ssl_keyfile=options.key,
-        )
+    config = uvicorn.Config(
+        create_app(feed, web, lookups=lookups),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_SECONDS_MAX,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
     )
+    server = _Server(config, feed)
     feeding = asyncio.create_task(_feed(source, feed))
     # Without a collector there is nothing to show: its failure ends the console.
     feeding.add_done_callback(lambda _: setattr(server, "should_exit", True))
