@@ -311,7 +311,8 @@ def _take_whole_parts(base: Snapshot, snapshot: Snapshot) -> Snapshot:
 
 
 def _take_whole(base: P, present: P) -> P:
+    """Return the last whole reading; what joined the same one meanwhile is compared with the next."""
     if present.status.is_complete:
-        return present
+        return present if present.status.read_ms != base.status.read_ms else base
     away_since_ms = present.status.away_since_ms
     return replace(base, status=PartStatus(read_ms=base.status.read_ms, away_since_ms=away_since_ms))

@@ -210,6 +210,17 @@ def test_decisions_of_a_query_and_a_batch_that_is_decided_again() -> None:
     assert story.next(pipelines=decided("d", 0, query="another")) == [(EventKind.DECISION, "p")]
 
 
+def test_a_decision_that_a_store_shows_between_two_readings_of_the_topics_is_not_lost() -> None:
+    """Decisions of stores join the part of the topics, whose reading is not a new one then."""
+    story = Story()
+    story.next(pipelines=decided("a", 1))
+    story.snapshot = replace(
+        story.snapshot, pipelines=replace(story.snapshot.pipelines, prefixes=decided("b", 2).prefixes)
+    )
+    assert story.next() == []
+    assert story.next(pipelines=decided("b", 2)) == [(EventKind.DECISION, "p")]
+
+
 def test_groups_and_brokers_that_come_go_and_change() -> None:
     def group(state: str) -> GroupDescription:
         return GroupDescription(
