@@ -116,7 +116,7 @@ async def repeat(read: Callable[[], Awaitable[IdHistory]]) -> AsyncIterator[IdHi
     async with asyncio.timeout(60):
         for _ in itertools.count():
             yield await read()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)  # the follower's turn
 
 
 def test_without_histories_the_log_is_followed_once_for_all_ids(broker: EmbeddedBroker) -> None:

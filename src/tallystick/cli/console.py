@@ -100,4 +100,5 @@ async def _serve(
     config: CollectorConfig, listener: socket.socket, options: ListenOptions, limits: Limits
 ) -> None:
     async with consoles.Collector(config) as collector, consoles.ClusterLookups(config) as lookups:
-        await consoles.serve(collector, lookups, listener, options, limits)
+        feed = consoles.open_feed(collector, limits)
+        await consoles.serve(collector, lookups, listener, options, feed)

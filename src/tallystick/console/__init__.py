@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from tallystick.console.collect.collector import Collector
     from tallystick.console.lookup.lookups import ClusterLookups
     from tallystick.console.web.beside import ConsoleThread
-    from tallystick.console.web.serve import serve
+    from tallystick.console.web.serve import open_feed, serve
 
-__all__ = ["ClusterLookups", "Collector", "ConsoleThread", "serve"]
+__all__ = ["ClusterLookups", "Collector", "ConsoleThread", "open_feed", "serve"]
 
 if not TYPE_CHECKING:  # loaded once the console listens: its address does not wait for them
     __getattr__ = _lazy.attributes(
@@ -32,6 +32,7 @@ if not TYPE_CHECKING:  # loaded once the console listens: its address does not w
             "ClusterLookups": "tallystick.console.lookup.lookups:ClusterLookups",
             "Collector": "tallystick.console.collect.collector:Collector",
             "ConsoleThread": "tallystick.console.web.beside:ConsoleThread",
+            "open_feed": "tallystick.console.web.serve:open_feed",
             "serve": "tallystick.console.web.serve:serve",
         },
     )

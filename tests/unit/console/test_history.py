@@ -185,7 +185,7 @@ def test_few_are_asked_at_once_and_few_are_kept() -> None:
         assert await asyncio.gather(*(answers.find(key) for key in range(8))) == list(range(8))
         assert most == 2
         await answers.find(8)
-        assert len(answers._asked) == 3
+        assert len(answers._tasks) == 3
 
     run(check)
 

@@ -10,9 +10,9 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.lookup.history import IdHistory
 from tallystick.console.lookup.history_reader import HistoryReader
+from tallystick.console.lookup.record_browser import RecordBrowser
 from tallystick.console.lookup.record_page import RecordPage
 from tallystick.console.lookup.record_query import RecordQuery
-from tallystick.console.lookup.record_reader import RecordReader
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.ids import TopicPartition
 
@@ -30,7 +30,7 @@ class ClusterLookups:
         settings = config.admin_settings
         self._admin = Admin(settings)
         self._cluster = Cluster(self._admin.config.client)  # for requests that no administrator sends
-        self._records = RecordReader(self._admin, self._cluster, clock)
+        self._records = RecordBrowser(self._admin, self._cluster, clock)
         self._histories = HistoryReader(self._admin, lambda: TransactionLogFollower(settings), clock)
 
     async def __aenter__(self) -> Self:

@@ -45,24 +45,24 @@ class RecentAnswers(Generic[K, V]):
         self._ask, self._clock = ask, clock
         self._keep_ms, self._kept_max = keep_ms, kept_max
         self._places = asyncio.Semaphore(concurrent_max)
-        self._asked: OrderedDict[K, asyncio.Task[tuple[int, V]]] = OrderedDict()
+        self._tasks: OrderedDict[K, asyncio.Task[tuple[int, V]]] = OrderedDict()
 
     async def find(self, key: K) -> V:
         """Return the answer for a key. Raises: TooManyQuestions; what `ask` raises."""
-        task = self._asked.get(key)
+        task = self._tasks.get(key)
         if task is None or (task.done() and not self._is_fresh(task)):
-            if sum(not each.done() for each in self._asked.values()) >= WAITING_MAX:
+            if sum(not each.done() for each in self._tasks.values()) >= WAITING_MAX:
                 raise TooManyQuestions
             task = asyncio.get_running_loop().create_task(self._run(key))
-            self._asked[key] = task
-        self._asked.move_to_end(key)
+            self._tasks[key] = task
+        self._tasks.move_to_end(key)
         self._forget()
         return (await asyncio.shield(task))[1]
 
     async def close(self) -> None:
         """End what is being asked."""
-        tasks = tuple(self._asked.values())
-        self._asked.clear()
+        tasks = tuple(self._tasks.values())
+        self._tasks.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -78,7 +78,7 @@ class RecentAnswers(Generic[K, V]):
         return self._clock.monotonic_ms() - task.result()[0] < self._keep_ms
 
     def _forget(self) -> None:
-        """Forget the oldest answers that nobody waits for."""
-        done = [key for key, task in self._asked.items() if task.done()]
-        for key in done[: max(0, len(self._asked) - self._kept_max)]:
-            del self._asked[key]
+        """Forget the oldest answers that no page waits for."""
+        done = [key for key, task in self._tasks.items() if task.done()]
+        for key in done[: max(0, len(self._tasks) - self._kept_max)]:
+            del self._tasks[key]

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
+from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT32_MAX, TopicPartition
 from tallystick.kernel.value import Value
 
@@ -32,7 +33,7 @@ class RecordQuery(Value, kw_only=True):
     time_ms: int | None = None
 
 
-class BadQuery(ValueError):
+class BadQuery(TallystickError):
     """A part of the URL that says nothing; the text quotes it."""
 
 

@@ -133,14 +133,14 @@ def show_content(content: Clip | None, wanted: Format) -> ContentView | None:
     """Return the beginning of some bytes as text; None if they are null."""
     if content is None:
         return None
-    shown = len(content.data)
+    size = len(content.data)
     if wanted is Format.HEX:
-        text, shown = _show_hex(content.data), min(shown, HEX_ROW * HEX_ROWS_MAX)
+        text, size = _show_hex(content.data), min(size, HEX_ROW * HEX_ROWS_MAX)
     elif wanted is Format.JSON:
         text = _show_json(content)
     else:
         text = content.data.decode("utf-8", "backslashreplace")
-    is_cut = shown < content.size or len(text) > CHARACTERS_MAX
+    is_cut = size < content.size or len(text) > CHARACTERS_MAX
     return ContentView(escape_text(text[:CHARACTERS_MAX]), content.size, is_cut)
 
 

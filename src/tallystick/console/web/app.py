@@ -99,15 +99,15 @@ class _Shell:
         """Answer with a page, or with its view model as JSON, or with the stream where it is asked for."""
         if page.is_stream and STREAM_TYPE in request.headers.get("accept", ""):
             return self._stream(request)
-        asked = PageRequest(
+        page_request = PageRequest(
             state=self._feed.state,
             query=dict(request.query_params),
             key=request.path_params.get("key", ""),
             now_ms=self._clock.now_ms(),
         )
         if page.ask is not None and self._lookups is not None:
-            asked = await page.ask(self._lookups, asked)
-        model = page.build(asked)
+            page_request = await page.ask(self._lookups, page_request)
+        model = page.build(page_request)
         if request.query_params.get("format") == "json":
             return Response(_encode_json(model), media_type="application/json")
         template = self._templates.get_template(page.template)

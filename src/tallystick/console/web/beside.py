@@ -82,7 +82,7 @@ class ConsoleThread:
                 self._is_ready.set()
                 ending = asyncio.create_task(self._end_with(collector))
                 try:
-                    await serve(collector, lookups, self._listener, self._options, self._limits, feed)
+                    await serve(collector, lookups, self._listener, self._options, feed)
                 finally:
                     ending.cancel()
         finally:

@@ -22,10 +22,10 @@ async def download_record(lookups: Lookups | None, request: Request) -> Response
 
     `nosniff` is among the headers of every answer: no browser takes the bytes for a page or a script.
     """
-    asked = request.query_params
-    topic, part = asked.get("topic", ""), asked.get("part", "value")
+    parameters = request.query_params
+    topic, part = parameters.get("topic", ""), parameters.get("part", "value")
     try:
-        query = parse_query(topic, asked)
+        query = parse_query(topic, parameters)
     except BadQuery as exc:
         return PlainTextResponse(str(exc), 400)
     if lookups is None or query is None or query.offset is None or part not in PARTS or not topic:

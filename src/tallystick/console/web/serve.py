@@ -58,15 +58,9 @@ async def serve(
     lookups: Lookups,
     listener: socket.socket,
     options: ListenOptions,
-    limits: Limits,
-    feed: StateFeed | None = None,
+    feed: StateFeed,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, or the source ends, and close the listener.
-
-    Args:
-        feed: where the state is kept, if the caller adds to it; it is closed in the end.
-    """
-    feed = feed or open_feed(source, limits)
+    """Serve until SIGINT or SIGTERM, or the source ends, and close the listener and the feed."""
     web = WebOptions(names=options.list_names(), read_credentials=options.credentials.read)
     config = uvicorn.Config(
         create_app(feed, web, lookups=lookups),

@@ -42,7 +42,7 @@ FETCH_BY_NAME_VERSION: Final = 12
 """Fetch version 13 and later name topics by id (KIP-516)."""
 
 
-class RecordReader:
+class RecordBrowser:
     """Reads over an Admin and a Cluster, which their owner closes. Belongs to one event loop."""
 
     def __init__(self, admin: Admin, cluster: Cluster, clock: Clock) -> None:
