@@ -84,19 +84,24 @@ def test_a_cluster_and_a_store_that_come_after_the_console(tmp_path: Path) -> No
         with EmbeddedBroker(listeners=f"PLAINTEXT://127.0.0.1:{port}") as broker:
             eventually(lambda: look("ok"), 120)
             broker.kill()
-            page = eventually(lambda: look("unknown"), 120)
-            assert "Not read for" in page["headline"]
-            assert page["info"]["age_ms"] > 0
+
+            def look_away() -> Any:
+                page = look("unknown")
+                assert "Not read for" in page["headline"]
+                return page
+
+            assert eventually(look_away, 120)["info"]["age_ms"] > 0
             for path in ("/transactions", "/topics"):
                 eventually(lambda at=path: ask(at)["info"]["outages"], 120)
             broker.start()
             eventually(lambda: look("ok"), 120)
             events = ask("/events")
             told = [each["kind"] for each in reversed(events["events"]) if each["subject"] == "the cluster"]
-            assert told == ["away", "back", "away", "back"]
+            assert told == ["away", "back"] * (len(told) // 2)
+            assert len(told) >= 4  # a machine that is busy may make it look away more often
             last_number = events["last_number"]
             assert follow(str(last_number - 1))[:2] == [f"id: {last_number}", "event: event"]
-            assert follow("1")[:2] == [f"id: {last_number}", "event: resync"]
+            assert follow("1")[1] == "event: resync"
 
 
 def test_an_address_in_use_is_said(tmp_path: Path) -> None:
