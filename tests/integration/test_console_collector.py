@@ -174,7 +174,8 @@ def test_a_store_that_hangs_keeps_no_other_waiting(
         url = f"postgresql+psycopg://me@127.0.0.1:{silent.getsockname()[1]}/shop"
 
         async def look(seen: Watch) -> None:
-            snapshot = await seen.see(lambda s: bool(s.stores[0].status.failures))
+            await seen.see(lambda s: s.stores[0].status.is_away)
+            snapshot = await seen.see(lambda s: "no answer yet" not in s.stores[0].status.failures[0])
             (failure,) = snapshot.stores[0].status.failures
             assert "timeout" in failure or "not read within" in failure
             assert list(snapshot.stores[1].rows) == ["kept"]

@@ -3,6 +3,7 @@
     snapshot        values: what was seen of cluster, stores and decision logs at one time
     collect/        reads them: one collector for all pages, with a limit to what it costs the cluster
     joint, judge    pure: both halves of each transaction side by side, with the verdict and the command
+    lookup/         reads what one page asks for: a history, the records of a partition
     state, feed     the newest snapshot, joined, and those who follow it
     views/          pure: a view model for each page, which the page, its JSON form and the terminal share
     web/            Starlette application, templates and vendored scripts
@@ -17,9 +18,21 @@ from typing import TYPE_CHECKING
 from tallystick import _lazy
 
 if TYPE_CHECKING:
-    from tallystick.console.web.serve import serve
+    from tallystick.console.collect.collector import Collector
+    from tallystick.console.lookup.lookups import ClusterLookups
+    from tallystick.console.web.beside import ConsoleThread
+    from tallystick.console.web.serve import open_feed, serve
 
-__all__ = ["serve"]
+__all__ = ["ClusterLookups", "Collector", "ConsoleThread", "open_feed", "serve"]
 
-if not TYPE_CHECKING:
-    __getattr__ = _lazy.attributes(__name__, {"serve": "tallystick.console.web.serve:serve"})
+if not TYPE_CHECKING:  # loaded once the console listens: its address does not wait for them
+    __getattr__ = _lazy.attributes(
+        __name__,
+        {
+            "ClusterLookups": "tallystick.console.lookup.lookups:ClusterLookups",
+            "Collector": "tallystick.console.collect.collector:Collector",
+            "ConsoleThread": "tallystick.console.web.beside:ConsoleThread",
+            "open_feed": "tallystick.console.web.serve:open_feed",
+            "serve": "tallystick.console.web.serve:serve",
+        },
+    )

@@ -29,7 +29,9 @@ from tallystick.kernel.value import Value, replace
 
 CAPACITY: Final = 1_000
 SAME_KIND_MAX: Final = 20
-"""More events of one kind in one snapshot become a single one with their number."""
+USUAL_KIND_MAX: Final = 5
+"""More events of one kind in one snapshot become a single one with their number. Of what happens in every
+busy cluster fewer are told one by one, so that the log still reaches back to what does not."""
 
 
 class EventKind(Enum):
@@ -46,6 +48,16 @@ class EventKind(Enum):
     REPLAYED = "batch decided again"
     GROUP = "group"
     BROKER = "broker"
+    HEALTH = "health"
+    NOTE = "note"
+
+
+USUAL_KINDS: Final = frozenset({EventKind.BEGUN, EventKind.DECIDED, EventKind.ENDED})
+TRANSACTION_KINDS: Final = frozenset({*USUAL_KINDS, EventKind.HEALTH})
+"""Kinds whose subject is a transactional id, if it is not empty."""
+
+Change = tuple[EventKind, str, str]
+"""Kind, subject and text of an event."""
 
 
 class Event(Value, kw_only=True):
@@ -77,17 +89,30 @@ class EventLog(Value, kw_only=True):
     base: Snapshot = Snapshot()
     capacity: int = CAPACITY
 
-    def advance(self, snapshot: Snapshot) -> "EventLog":
-        """Return the log after the next snapshot."""
-        new = tuple(
-            replace(event, number=self.next_number + index)
-            for index, event in enumerate(_summarize(find_events(self.base, snapshot)))
-        )
+    @property
+    def last_number(self) -> int:
+        return self.next_number - 1
+
+    def advance(self, snapshot: Snapshot, changes: Iterable[Change] = ()) -> "EventLog":
+        """Return the log after the next snapshot.
+
+        Args:
+            changes: what else has changed with it.
+        """
+        events = [*find_events(self.base, snapshot), *_make_events(changes, snapshot.at_ms)]
+        log = self._append(_summarize(events))
+        return replace(log, base=_take_whole_parts(self.base, snapshot))
+
+    def note(self, subject: str, text: str, at_ms: int) -> "EventLog":
+        """Return the log with an event that no snapshot tells of."""
+        return self._append([Event(at_ms=at_ms, kind=EventKind.NOTE, subject=subject, text=text)])
+
+    def _append(self, events: Iterable[Event]) -> "EventLog":
+        new = tuple(replace(event, number=number) for number, event in enumerate(events, self.next_number))
         return replace(
             self,
             next_number=self.next_number + len(new),
             events=(*self.events, *new)[-self.capacity :],
-            base=_take_whole_parts(self.base, snapshot),
         )
 
     def list_since(self, number: int) -> tuple[Event, ...] | None:
@@ -100,16 +125,19 @@ class EventLog(Value, kw_only=True):
 
 def find_events(before: Snapshot, after: Snapshot) -> Iterator[Event]:
     """Yield what differs, part by part; incomplete readings are only compared as far as they are away."""
-    for kind, subject, text in _compare(before, after):
-        yield Event(at_ms=after.at_ms, kind=kind, subject=subject, text=text)
+    return _make_events(_compare(before, after), after.at_ms)
+
+
+def _make_events(changes: Iterable[Change], at_ms: int) -> Iterator[Event]:
+    for kind, subject, text in changes:
+        yield Event(at_ms=at_ms, kind=kind, subject=subject, text=text)
 
 
 P = TypeVar("P", ClusterFacts, TransactionFacts, GroupFacts, PipelineFacts, StoreFacts)
-Change = tuple[EventKind, str, str]
 
 
 def _compare(before: Snapshot, after: Snapshot) -> Iterator[Change]:
-    yield from _compare_presence("the cluster", before.cluster.status, after.cluster.status)
+    yield from _compare_presence("the cluster", _join_cluster(before), _join_cluster(after))
     if _are_whole(before.cluster.status, after.cluster.status):
         yield from _compare_brokers(before.cluster, after.cluster)
     if _are_whole(before.transactions.status, after.transactions.status):
@@ -131,16 +159,18 @@ def _are_whole(before: PartStatus, after: PartStatus) -> bool:
     return before.read_ms != NEVER_MS and after.is_complete and after.read_ms != before.read_ms
 
 
-def is_away(status: PartStatus) -> bool:
-    """Return whether the last attempt read nothing at all."""
-    return status.tried_ms > status.read_ms
-
-
 def _compare_presence(name: str, before: PartStatus, after: PartStatus) -> Iterator[Change]:
-    if is_away(after) and not is_away(before):
+    if after.is_away and not before.is_away:
         yield EventKind.AWAY, name, f"{name} cannot be read: {'; '.join(after.failures)}"
-    if is_away(before) and not is_away(after):
+    if before.is_away and not after.is_away:
         yield EventKind.BACK, name, f"{name} can be read again."
+
+
+def _join_cluster(snapshot: Snapshot) -> PartStatus:
+    """Return the status of the cluster's part that is away, if one is: some are read more often."""
+    return max(
+        (snapshot.cluster.status, snapshot.transactions.status), key=lambda status: status.away_since_ms
+    )
 
 
 def _compare_brokers(before: ClusterFacts, after: ClusterFacts) -> Iterator[Change]:
@@ -258,7 +288,7 @@ def _summarize(events: Iterable[Event]) -> Iterator[Event]:
     for event in events:
         by_kind.setdefault(event.kind, []).append(event)
     for kind, some in by_kind.items():
-        if len(some) <= SAME_KIND_MAX:
+        if len(some) <= (USUAL_KIND_MAX if kind in USUAL_KINDS else SAME_KIND_MAX):
             yield from some
         else:
             yield replace(some[0], subject="", text=f"{len(some)} times: {kind.value}.")
@@ -281,7 +311,8 @@ def _take_whole_parts(base: Snapshot, snapshot: Snapshot) -> Snapshot:
 
 
 def _take_whole(base: P, present: P) -> P:
+    """Return the last whole reading; what joined the same one meanwhile is compared with the next."""
     if present.status.is_complete:
-        return present
-    tried_ms = present.status.tried_ms if is_away(present.status) else base.status.read_ms
-    return replace(base, status=PartStatus(read_ms=base.status.read_ms, tried_ms=tried_ms))
+        return present if present.status.read_ms != base.status.read_ms else base
+    away_since_ms = present.status.away_since_ms
+    return replace(base, status=PartStatus(read_ms=base.status.read_ms, away_since_ms=away_since_ms))

@@ -9,27 +9,46 @@ from collections.abc import AsyncIterator
 
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState, advance
+from tallystick.kernel.value import replace
 
 
 class StateFeed:
-    """Holds the newest state. Used on one event loop."""
+    """Holds the newest state, until it is closed. Used on one event loop."""
 
     def __init__(self, state: ConsoleState | None = None) -> None:
         self.state = state or ConsoleState()
+        self.is_closed = False
         self._changed = asyncio.Event()
 
     def publish(self, snapshot: Snapshot) -> None:
         """Advance the state by the next snapshot, and wake the followers."""
-        self.state = advance(self.state, snapshot)
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._replace(advance(self.state, snapshot))
+
+    def note(self, subject: str, text: str, at_ms: int) -> None:
+        """Add an event that no snapshot tells of, and wake the followers."""
+        self._replace(replace(self.state, events=self.state.events.note(subject, text, at_ms)))
+
+    def close(self) -> None:
+        """End every follower."""
+        self.is_closed = True
+        self._wake()
 
     async def follow(self) -> AsyncIterator[ConsoleState]:
         """Yield each state that is newer than the present one, or the newest of several."""
-        last_state = self.state
-        while True:
-            changed = self._changed
-            if self.state is last_state:
-                await changed.wait()
-            last_state = self.state
-            yield last_state
+        state: ConsoleState | None = self.state
+        while state is not None and (state := await self.wait_for_next(state)) is not None:
+            yield state
+
+    async def wait_for_next(self, state: ConsoleState) -> ConsoleState | None:
+        """Return the newest state, once it is another one than `state`; None once there is no next one."""
+        while self.state is state and not self.is_closed:
+            await self._changed.wait()
+        return None if self.is_closed else self.state
+
+    def _replace(self, state: ConsoleState) -> None:
+        self.state = state
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

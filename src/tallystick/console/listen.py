@@ -1,6 +1,7 @@
 """Where the console listens, and who may read it."""
 
 import ipaddress
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -68,3 +69,27 @@ class ListenOptions(Value, kw_only=True):
         if self.is_loopback:
             return LOOPBACK_NAMES | {self.host, *self.host_names}
         return frozenset(self.host_names)
+
+
+def open_listener(options: ListenOptions) -> socket.socket:
+    """Listen at the address: connections wait until the pages are there.
+
+    Raises: BadConfig for an address that cannot be bound, and for credentials that cannot be read.
+    """
+    options.credentials.read()  # a file that cannot be used ends the start, and not the first request
+    try:
+        family, _, _, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as exc:
+        raise BadConfig(f"--listen {options.host}:{options.port}: {exc.strerror or exc}") from exc
+    return listener
+
+
+def format_address(options: ListenOptions, listener: socket.socket) -> str:
+    """Return the URL of the first page."""
+    scheme = "http" if options.certificate is None else "https"
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}/"

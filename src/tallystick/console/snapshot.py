@@ -29,14 +29,22 @@ class PartStatus(Value, kw_only=True):
 
     read_ms   when the reading began that the part is from; NEVER_MS before the first one
     tried_ms  when the last attempt began; later than `read_ms` if it failed, and the part is an older one
-    took_ms   how long the last attempt took
+    took_ms   how long the last attempt took; 0 if it ended an outage, whose end it had waited for
+    away_since_ms  when the first of the attempts began that have read nothing since; NEVER_MS if the last one
+                   has read it
     failures  one sentence each: what the last attempt could not read, and why
     """
 
     read_ms: int = NEVER_MS
     tried_ms: int = NEVER_MS
     took_ms: int = 0
+    away_since_ms: int = NEVER_MS
     failures: tuple[str, ...] = ()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the last attempt has read nothing at all, or has not answered for long."""
+        return self.away_since_ms != NEVER_MS
 
     @property
     def is_complete(self) -> bool:
@@ -192,3 +200,14 @@ class Snapshot(Value, kw_only=True):
     groups: GroupFacts = GroupFacts()
     stores: tuple[StoreFacts, ...] = ()
     pipelines: PipelineFacts = PipelineFacts()
+
+    def list_statuses(self) -> tuple[PartStatus, ...]:
+        """Return the status of every part."""
+        return (
+            self.cluster.status,
+            self.transactions.status,
+            self.topics.status,
+            self.groups.status,
+            self.pipelines.status,
+            *(store.status for store in self.stores),
+        )

@@ -1,6 +1,10 @@
 """The console's state: the newest snapshot, joined, with what has changed lately. Pure."""
 
-from tallystick.console.health import Limits
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from tallystick.console.events import Change, EventKind, EventLog
+from tallystick.console.health import Health, Limits
 from tallystick.console.joint import JointTransaction, join_views
 from tallystick.console.snapshot import Snapshot
 from tallystick.kernel.value import Value
@@ -12,6 +16,7 @@ class ConsoleState(Value, kw_only=True):
     snapshot: Snapshot = Snapshot()
     joint: tuple[JointTransaction, ...] = ()
     limits: Limits = Limits()
+    events: EventLog = EventLog()
 
     @property
     def is_first(self) -> bool:
@@ -23,4 +28,34 @@ def advance(state: ConsoleState, snapshot: Snapshot) -> ConsoleState:
     """Return the state after the next snapshot."""
     earlier = None if state.is_first else state.joint
     joint = join_views(snapshot, state.limits, earlier)
-    return ConsoleState(snapshot=snapshot, joint=joint, limits=state.limits)
+    events = state.events.advance(snapshot, find_health_changes(earlier, joint))
+    return ConsoleState(snapshot=snapshot, joint=joint, limits=state.limits, events=events)
+
+
+_WELL: Final = frozenset({Health.OK, Health.UNSETTLED})
+_TOLD_OTHERWISE: Final = frozenset({*_WELL, Health.HANGING})
+
+
+def find_health_changes(
+    before: Sequence[JointTransaction] | None, after: Sequence[JointTransaction]
+) -> Iterator[Change]:
+    """Yield which transactions are not well any more, or in another way, and which are well again.
+
+    Args:
+        before: None at the first look, at which nothing has changed.
+    """
+    known = {_identify(each): each.health for each in before or ()}
+    for each in after if before is not None else ():
+        former, present = known.get(_identify(each), Health.OK), each.health
+        if former is present:
+            continue
+        name = each.transactional_id or str(each.views.writer)
+        if present not in _TOLD_OTHERWISE:
+            yield EventKind.HEALTH, name, f"{name} is {present.value}: {each.judgement.reason}"
+        elif present is Health.OK and former not in _WELL:
+            yield EventKind.HEALTH, name, f"{name} was {former.value} and is ok: {each.judgement.reason}"
+
+
+def _identify(each: JointTransaction) -> tuple[object, ...]:
+    """Return what a transaction keeps for as long as it is open."""
+    return each.transactional_id or each.views.writer, each.views.started_ms, each.views.is_stranger

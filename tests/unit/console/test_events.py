@@ -83,7 +83,7 @@ class Story:
     def _read(self, name: str, part: Any, at_ms: int) -> None:
         if part is None:
             before = getattr(self.snapshot, name)
-            status = replace(before.status, tried_ms=at_ms, failures=("no answer",))
+            status = replace(before.status, away_since_ms=at_ms, failures=("no answer",))
             part = replace(before, status=status)
         elif part.status.failures:
             part = replace(part, status=replace(part.status, read_ms=at_ms, tried_ms=at_ms))
@@ -148,8 +148,9 @@ def test_what_a_broker_that_is_down_would_have_listed_has_not_ended() -> None:
         status=PartStatus(failures=("broker 2: no answer",)), descriptions={"b": described("b")}
     )
     assert story.next(transactions=partial) == []
-    assert story.next(transactions=None) == []
+    assert story.next(transactions=None) == [(EventKind.AWAY, "the cluster")]
     assert story.next(transactions=opened(described("a"), described("c"))) == [
+        (EventKind.BACK, "the cluster"),
         (EventKind.ENDED, "b"),
         (EventKind.BEGUN, "c"),
     ]
@@ -162,7 +163,7 @@ def test_a_store_that_is_away_is_told_once_and_when_it_is_back() -> None:
             name="shop", kind=StoreKind.SQL, rows=found, status=PartStatus(read_ms=3, tried_ms=3)
         )
 
-    away = replace(store(), status=PartStatus(read_ms=3, tried_ms=4, failures=("refused",)))
+    away = replace(store(), status=PartStatus(read_ms=3, tried_ms=4, away_since_ms=4, failures=("refused",)))
     log = EventLog().advance(Snapshot(number=1, stores=(store(),)))
     log = log.advance(Snapshot(number=2, stores=(away,)))
     log = log.advance(Snapshot(number=3, stores=(away,)))
@@ -175,7 +176,9 @@ def test_a_store_that_is_away_is_told_once_and_when_it_is_back() -> None:
 
 
 def test_a_store_that_was_never_there_is_told() -> None:
-    away = StoreFacts(name="shop", kind=StoreKind.SQL, status=PartStatus(tried_ms=4, failures=("refused",)))
+    away = StoreFacts(
+        name="shop", kind=StoreKind.SQL, status=PartStatus(tried_ms=4, away_since_ms=4, failures=("refused",))
+    )
     log = EventLog().advance(Snapshot(number=1, stores=(away,)))
     log = log.advance(Snapshot(number=2, stores=(away,)))
     assert [event.kind for event in log.events] == [EventKind.AWAY]
@@ -205,6 +208,17 @@ def test_decisions_of_a_query_and_a_batch_that_is_decided_again() -> None:
     ]
     assert story.next(pipelines=decided("c", 2)) == [(EventKind.REPLAYED, "p")]
     assert story.next(pipelines=decided("d", 0, query="another")) == [(EventKind.DECISION, "p")]
+
+
+def test_a_decision_that_a_store_shows_between_two_readings_of_the_topics_is_not_lost() -> None:
+    """Decisions of stores join the part of the topics, whose reading is not a new one then."""
+    story = Story()
+    story.next(pipelines=decided("a", 1))
+    story.snapshot = replace(
+        story.snapshot, pipelines=replace(story.snapshot.pipelines, prefixes=decided("b", 2).prefixes)
+    )
+    assert story.next() == []
+    assert story.next(pipelines=decided("b", 2)) == [(EventKind.DECISION, "p")]
 
 
 def test_groups_and_brokers_that_come_go_and_change() -> None:

@@ -109,6 +109,11 @@ class TransactionLogFollower:
         return self._is_behind
 
     @property
+    def has_succeeded(self) -> bool:
+        """Whether nothing kept the last poll from reading."""
+        return not self._has_failed
+
+    @property
     def unreadable_count(self) -> int:
         """Number of records that could not be read and were passed over."""
         return self._fold.unreadable_count

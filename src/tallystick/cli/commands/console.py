@@ -1,6 +1,7 @@
 """`tallystick console`: both halves of every transaction in a browser, read only."""
 
 import asyncio
+import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -15,10 +16,9 @@ from tallystick.cli.cluster_command import (
     build_config,
     select_role_settings,
 )
-from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.health import Limits
-from tallystick.console.listen import ListenOptions, parse_listen
+from tallystick.console.listen import ListenOptions, format_address, open_listener, parse_listen
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.security.http_credentials import CredentialFiles
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
@@ -91,14 +91,14 @@ def console(
     if problems or config is None:
         raise BadConfig("\n".join(problems))
     limits = Limits(grace_ms=grace_s * 1000, limit_ms=limit_s * 1000)
-    with suppress(KeyboardInterrupt):  # the way to end it
-        asyncio.run(_serve(config, options, limits))
+    with open_listener(options) as listener, suppress(KeyboardInterrupt):  # the way to end it
+        print(f"The console is at {format_address(options, listener)}", file=sys.stderr, flush=True)
+        asyncio.run(_serve(config, listener, options, limits))
 
 
-async def _serve(config: CollectorConfig, options: ListenOptions, limits: Limits) -> None:
-    async with Collector(config) as collector:
-        await consoles.serve(collector, options, limits, _announce)
-
-
-def _announce(address: str) -> None:
-    print(f"The console is at {address}", file=sys.stderr, flush=True)
+async def _serve(
+    config: CollectorConfig, listener: socket.socket, options: ListenOptions, limits: Limits
+) -> None:
+    async with consoles.Collector(config) as collector, consoles.ClusterLookups(config) as lookups:
+        feed = consoles.open_feed(collector, limits)
+        await consoles.serve(collector, lookups, listener, options, feed)

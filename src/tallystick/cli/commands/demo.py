@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from tallystick.cli.demo_console import DemoConsole
 from tallystick.cli.exits import ExitCode, interruptible
 from tallystick.pipeline import demo as flights_demo
 from tallystick.pipeline.demo.demo_settings import Crash, DemoSettings, possible_crashes
@@ -35,6 +36,9 @@ def demo(
     work_dir: Annotated[
         Path | None, typer.Option(help="Keep all files there; otherwise they are removed after a success.")
     ] = None,
+    stay: Annotated[
+        bool, typer.Option("--console", help="Leave broker, database and console open in the end.")
+    ] = False,
 ) -> None:
     """Show that no row is lost or duplicated, whatever is killed."""
     console = Console(highlight=False)
@@ -44,10 +48,13 @@ def demo(
             raise typer.BadParameter(f"{master} has no {each} to kill", param_hint="--crash")
     setting = DemoSettings(master=master, rows=rows, crashes=crash or possible)
     with interruptible(), _open_folder(work_dir) as folder:
-        outcome = flights_demo.DemoRun(folder, setting, _make_printer(console)).run()
-        console.print(
-            _render_result(outcome, folder, kept=work_dir is not None or not outcome.is_exactly_once)
-        )
+
+        def show(outcome: "flights_demo.DemoResult") -> None:
+            kept = work_dir is not None or not outcome.is_exactly_once
+            console.print(_render_result(outcome, folder, kept=kept))
+
+        with closing(DemoConsole(_make_printer(console), show, stay=stay)) as audience:
+            outcome = flights_demo.DemoRun(folder, setting, audience.say, audience).run()
         if not outcome.is_exactly_once:
             raise typer.Exit(ExitCode.FAILED)
 

@@ -23,10 +23,12 @@ from tallystick.console.collect.failures import describe_failure
 from tallystick.console.collect.group_reader import GroupReader
 from tallystick.console.collect.named_ids import list_named_ids
 from tallystick.console.collect.pacing import (
+    AWAY_INTERVAL_MS_MAX,
     AWAY_REST_MS_MAX,
     PARTIAL_REST_MS_MAX,
     Pace,
     compute_interval_ms,
+    compute_patience_ms,
 )
 from tallystick.console.collect.prefixes import join_prefixes
 from tallystick.console.collect.publisher import Publisher
@@ -44,6 +46,9 @@ LIMIT_MARGIN_MS: Final = 1_000
 """The client's own limit passes first, because its error says more."""
 
 PUBLISH_MS_MAX: Final = 10_000
+AGAIN_MS: Final = 1_000
+"""While a part is away there is a snapshot this often, so that pages do not show an age that stands still."""
+
 FIRST_MS_MAX: Final = 3_000
 """The first snapshot waits so long for parts that have not been read: half a picture has no verdicts."""
 
@@ -76,11 +81,11 @@ class Collector:
     def __init__(self, config: CollectorConfig, *, clock: Clock | None = None) -> None:
         """Prepare the readings without connecting. Raises: BadConfig."""
         self._config, self._clock = config, clock or SystemClock()
-        self._publisher = Publisher()
         self._draft = Snapshot(
             bootstrap_servers=config.bootstrap_servers,
             stores=tuple(StoreFacts(name=store.name, kind=store.kind) for store in config.stores),
         )
+        self._publisher = Publisher(self._draft)
         self._is_dirty = asyncio.Event()
         self._untried: set[str] = set()
         self._all_tried = asyncio.Event()
@@ -253,6 +258,10 @@ class Collector:
         """Read a part once, and place it or the reason why it could not be read."""
         tried_ms, began_ms = self._clock.now_ms(), self._clock.monotonic_ms()
         failure, facts = "", None
+        patience_ms = compute_patience_ms(part.pace, part.find(self._draft).status.took_ms)
+        silence = asyncio.get_running_loop().call_later(
+            patience_ms / 1000, self._note_silence, part, tried_ms
+        )
         try:
             async with asyncio.timeout((part.pace.limit_ms + LIMIT_MARGIN_MS) / 1000):
                 facts = await part.read()
@@ -262,12 +271,23 @@ class Collector:
             if not isinstance(exc, TallystickError):
                 _log.warning("%s could not be read", part.name, exc_info=True)
             failure = f"{part.name}: {describe_failure(exc)}"
+        finally:
+            silence.cancel()
         took_ms = self._clock.monotonic_ms() - began_ms
         before = part.find(self._draft)
         if facts is None:
-            status = replace(before.status, tried_ms=tried_ms, took_ms=took_ms, failures=(failure,))
+            status = replace(
+                before.status,
+                tried_ms=tried_ms,
+                took_ms=took_ms,
+                away_since_ms=before.status.away_since_ms or tried_ms,
+                failures=(failure,),
+            )
             facts = before
         else:
+            if before.status.is_away:
+                took_ms = 0  # it has waited, and was no load
+                self.read_soon()  # what kept this part away has kept others away, too
             status = PartStatus(
                 read_ms=tried_ms, tried_ms=tried_ms, took_ms=took_ms, failures=facts.status.failures
             )
@@ -275,15 +295,28 @@ class Collector:
         if part.follow_up is not None and not failure:
             await part.follow_up()  # whose failures are of another part
 
+    def _note_silence(self, part: Part, tried_ms: int) -> None:
+        """Say of a part that the present attempt has had no answer for long; a reason that is known stays."""
+        before = part.find(self._draft)
+        status: PartStatus = before.status
+        if status.is_away:
+            return
+        status = replace(
+            status, tried_ms=tried_ms, away_since_ms=tried_ms, failures=(f"{part.name}: no answer yet",)
+        )
+        self._draft = part.place(self._draft, replace(before, status=status))
+        self._is_dirty.set()
+
     async def _rest(self, pace: Pace, began_ms: int, status: PartStatus, hurry: asyncio.Event) -> None:
         """Wait until the part may be read again, or earlier if a user waits for it."""
-        rest_max_ms = None
+        rest_max_ms, configured_ms = None, pace.interval_ms
         if status.failures:
-            is_away = status.tried_ms > status.read_ms
-            rest_max_ms = AWAY_REST_MS_MAX if is_away else PARTIAL_REST_MS_MAX
+            rest_max_ms = AWAY_REST_MS_MAX if status.is_away else PARTIAL_REST_MS_MAX
+        if status.is_away:
+            configured_ms = min(configured_ms, AWAY_INTERVAL_MS_MAX)
         for is_hurried in (True, False):
             interval_ms = compute_interval_ms(
-                pace.interval_ms, status.took_ms, rest_max_ms=rest_max_ms, is_hurried=is_hurried
+                configured_ms, status.took_ms, rest_max_ms=rest_max_ms, is_hurried=is_hurried
             )
             left_ms = began_ms + interval_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
@@ -319,7 +352,7 @@ class Collector:
             async with asyncio.timeout(FIRST_MS_MAX / 1000):
                 await self._all_tried.wait()
         while True:
-            await self._is_dirty.wait()
+            await self._wait_for_change()
             self._is_dirty.clear()
             self._draft = replace(self._draft, number=self.snapshot.number + 1, at_ms=self._clock.now_ms())
             began_ms = self._clock.monotonic_ms()
@@ -328,6 +361,13 @@ class Collector:
             took_ms = self._clock.monotonic_ms() - began_ms
             interval_ms = compute_interval_ms(self._config.publish_ms, took_ms)
             await asyncio.sleep(min(interval_ms, PUBLISH_MS_MAX) / 1000)
+
+    async def _wait_for_change(self, again_ms: int = AGAIN_MS) -> None:
+        """Wait for something new to publish; while a part is away, no longer than `again_ms`."""
+        is_away = any(status.is_away for status in self._draft.list_statuses())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(again_ms / 1000 if is_away else None):
+                await self._is_dirty.wait()
 
 
 def _join_pipelines(draft: Snapshot) -> Snapshot:

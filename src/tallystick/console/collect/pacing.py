@@ -7,6 +7,8 @@ from tallystick.kernel.value import Value
 REST_FACTOR: Final = 20
 """A reading that takes a second is followed by the next one twenty seconds later: 5 % of the time."""
 
+PATIENCE_FACTOR: Final = 3
+AWAY_INTERVAL_MS_MAX: Final = 5_000
 AWAY_REST_MS_MAX: Final = 10_000
 PARTIAL_REST_MS_MAX: Final = 30_000
 """A reading that failed, or missed something, has spent most of its time waiting, and the cluster none."""
@@ -17,10 +19,21 @@ class Pace(Value, kw_only=True):
 
     interval_ms  from the beginning of a reading to the beginning of the next
     limit_ms     after which a reading is given up
+    patience_ms  after which it is said that a reading has had no answer, unless the last one took long, too
     """
 
     interval_ms: int
     limit_ms: int = 10_000
+    patience_ms: int = 1_500
+
+
+def compute_patience_ms(pace: Pace, took_ms: int) -> int:
+    """Return how long a reading may take before its part counts as away.
+
+    Args:
+        took_ms: how long the last reading took: a large cluster is not away because it is large.
+    """
+    return max(pace.patience_ms, min(PATIENCE_FACTOR * took_ms, pace.limit_ms))
 
 
 def compute_interval_ms(

@@ -13,8 +13,9 @@ class Publisher:
     one that has stopped reading keeps the others waiting.
     """
 
-    def __init__(self) -> None:
-        self.snapshot = Snapshot()
+    def __init__(self, snapshot: Snapshot | None = None) -> None:
+        """Begin with a snapshot that no follower is given, because nothing in it has been read."""
+        self.snapshot = snapshot or Snapshot()
         self._is_closed = False
         self._changed = asyncio.Event()
 

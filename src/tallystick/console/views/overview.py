@@ -7,9 +7,10 @@ from typing import Final
 from tallystick.console import commands
 from tallystick.console.health import Health
 from tallystick.console.joint import JointTransaction, find_oldest_ms
-from tallystick.console.snapshot import Snapshot, StoreFacts
+from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot, StoreFacts
 from tallystick.console.state import ConsoleState
-from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.events import EventRow, list_last_events
+from tallystick.console.views.page import Outage, PageInfo, describe_page, list_outages
 from tallystick.console.views.texts import format_duration, pluralize
 from tallystick.console.views.transactions import build_key, count_by_health
 from tallystick.kernel.value import Value
@@ -53,6 +54,7 @@ class OverviewPage(Value, kw_only=True):
     oldest_in_doubt_ms   age of the oldest two-phase transaction
     held_back_count      records that no `read_committed` reader sees yet, in all partitions
     held_back_partitions partitions with such records
+    events               the last ones, newest first
     """
 
     info: PageInfo
@@ -74,6 +76,7 @@ class OverviewPage(Value, kw_only=True):
     stores: tuple[StoreSummary, ...]
     prefix_count: int
     group_count: int
+    events: tuple[EventRow, ...]
 
 
 def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
@@ -86,7 +89,7 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
     in_doubt = [each for each in joint if each.views.is_two_phase]
     offsets = snapshot.topics.offsets.values()
     health, headline = _summarize(state, now_ms)
-    statuses = [snapshot.cluster.status, snapshot.transactions.status, *(s.status for s in snapshot.stores)]
+    statuses = _list_essential(snapshot)
     return OverviewPage(
         info=describe_page("Overview", snapshot, statuses, now_ms),
         health=health.value,
@@ -107,23 +110,28 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
         stores=_summarize_stores(state, now_ms),
         prefix_count=len(snapshot.pipelines.prefixes),
         group_count=len(snapshot.groups.groups),
+        events=list_last_events(state.events),
     )
 
 
 def _summarize(state: ConsoleState, now_ms: int) -> tuple[Health, str]:
-    """Return the worst health, and a sentence that says why."""
+    """Return the worst health, and a sentence that says why [CON-11]."""
     snapshot = state.snapshot
     if state.is_first:
         return Health.UNKNOWN, "Nothing has been read yet."
     counts = Counter(each.health for each in state.joint)
     worst = [health for health in Health if counts[health] and health not in (Health.OK, Health.UNSETTLED)]
+    texts = [_HEADLINES[health].format(pluralize(counts[health], "transaction")) for health in worst]
+    outages = [_describe_outage(outage) for outage in list_outages(_list_essential(snapshot), now_ms)]
     if any(health.needs_action for health in worst):
-        texts = [_HEADLINES[health].format(pluralize(counts[health], "transaction")) for health in worst]
-        return worst[0], " ".join(texts)
+        return worst[0], " ".join([*texts, *outages])
+    if outages:
+        return Health.UNKNOWN, " ".join(outages)
+    if any(status.read_ms == NEVER_MS for status in _list_essential(snapshot)):
+        return Health.UNKNOWN, "Not everything has been read yet."
     if any(_list_failures(snapshot)):
         return Health.UNKNOWN, "Not everything could be read, so this page may lack something."
     if worst:
-        texts = [_HEADLINES[health].format(pluralize(counts[health], "transaction")) for health in worst]
         return worst[0], " ".join(texts)
     if not state.joint:
         return Health.OK, "No transaction is open."
@@ -139,6 +147,26 @@ _HEADLINES: Final[Mapping[Health, str]] = {
     Health.UNKNOWN: "{} that cannot be judged.",
     Health.SLOW: "{} slow.",
 }
+
+
+def _list_essential(snapshot: Snapshot) -> tuple[PartStatus, ...]:
+    """Return the parts without which nothing can be called well: all but groups, which wait for others."""
+    return (
+        snapshot.cluster.status,
+        snapshot.transactions.status,
+        snapshot.topics.status,
+        snapshot.pipelines.status,
+        *(store.status for store in snapshot.stores),
+    )
+
+
+def _describe_outage(outage: Outage) -> str:
+    age = (
+        "nothing was read before"
+        if outage.age_ms is None
+        else f"shown as {format_duration(outage.age_ms)} ago"
+    )
+    return f"Not read for {format_duration(outage.for_ms)}, {age}: {outage.reason}."
 
 
 def _is_problem(each: JointTransaction) -> bool:
@@ -157,16 +185,8 @@ def _describe_problem(each: JointTransaction) -> Problem:
 
 def _list_failures(snapshot: Snapshot) -> Iterator[str]:
     """List what could not be read."""
-    parts = (
-        snapshot.cluster.status,
-        snapshot.transactions.status,
-        snapshot.topics.status,
-        snapshot.groups.status,
-        snapshot.pipelines.status,
-        *(store.status for store in snapshot.stores),
-    )
-    for part in parts:
-        yield from part.failures
+    for status in snapshot.list_statuses():
+        yield from status.failures
 
 
 def _list_read_failures(snapshot: Snapshot) -> Iterator[Problem]:

@@ -6,11 +6,25 @@ from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot
 from tallystick.kernel.value import Value
 
 
+class Outage(Value, kw_only=True):
+    """What cannot be read at all at present, and how old what is shown of it is.
+
+    reason  which part, and why
+    age_ms  of what is shown; None if it was never read
+    """
+
+    reason: str
+    since_ms: int
+    for_ms: int
+    age_ms: int | None
+
+
 class PageInfo(Value, kw_only=True):
     """The head of a page.
 
     age_ms    of the oldest part that the page shows; None if one was never read
-    failures  what could not be read, a sentence each
+    outages   what cannot be read at all; parts for the same reason once
+    failures  everything that could not be read, a sentence each
     """
 
     title: str
@@ -18,6 +32,7 @@ class PageInfo(Value, kw_only=True):
     snapshot_number: int
     snapshot_ms: int
     age_ms: int | None
+    outages: tuple[Outage, ...]
     failures: tuple[str, ...]
 
 
@@ -31,5 +46,25 @@ def describe_page(title: str, snapshot: Snapshot, parts: Iterable[PartStatus], n
         snapshot_number=snapshot.number,
         snapshot_ms=snapshot.at_ms,
         age_ms=None if read_ms == NEVER_MS else max(0, now_ms - read_ms),
-        failures=tuple(failure for part in parts for failure in part.failures),
+        outages=list_outages(parts, now_ms),
+        failures=tuple(dict.fromkeys(failure for part in parts for failure in part.failures)),
     )
+
+
+def list_outages(parts: Iterable[PartStatus], now_ms: int) -> tuple[Outage, ...]:
+    """Return what of these parts cannot be read at all, each reason once with its oldest data."""
+    outages: dict[str, Outage] = {}
+    for part in parts:
+        if not part.is_away:
+            continue
+        reason = "; ".join(part.failures)
+        known = outages.get(reason)
+        age_ms = None if part.read_ms == NEVER_MS else max(0, now_ms - part.read_ms)
+        since_ms = part.away_since_ms
+        if known is not None:
+            since_ms = min(since_ms, known.since_ms)
+            age_ms = None if age_ms is None or known.age_ms is None else max(age_ms, known.age_ms)
+        outages[reason] = Outage(
+            reason=reason, since_ms=since_ms, for_ms=max(0, now_ms - since_ms), age_ms=age_ms
+        )
+    return tuple(outages.values())

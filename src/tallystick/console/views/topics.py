@@ -5,6 +5,7 @@ from collections import defaultdict
 from tallystick.console.joint import JointTransaction
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.records import RecordsView
 from tallystick.console.views.transactions import build_key
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
@@ -43,12 +44,18 @@ class TopicsPage(Value, kw_only=True):
 
 
 class TopicPage(Value, kw_only=True):
-    """One topic. `is_known` is False if the cluster has none of this name."""
+    """One topic. `is_known` is False if the cluster has none of this name.
+
+    records  None if the URL asks for none
+    problem  what in the URL says nothing
+    """
 
     info: PageInfo
     name: str
     is_known: bool
     partitions: tuple[PartitionRow, ...]
+    records: RecordsView | None
+    problem: str
 
 
 def build_topics(state: ConsoleState, now_ms: int) -> TopicsPage:
@@ -73,8 +80,10 @@ def build_topics(state: ConsoleState, now_ms: int) -> TopicsPage:
     return TopicsPage(info=_describe(state, "Topics", now_ms), topics=tuple(rows))
 
 
-def build_topic(state: ConsoleState, name: str, now_ms: int) -> TopicPage:
-    """Build the page of one topic."""
+def build_topic(
+    state: ConsoleState, name: str, now_ms: int, records: RecordsView | None = None, problem: str = ""
+) -> TopicPage:
+    """Build the page of one topic, with records if the URL asks for some."""
     facts = state.snapshot.topics
     by_partition = _index_transactions(state)
     count = facts.partition_counts.get(name, 0)
@@ -86,6 +95,8 @@ def build_topic(state: ConsoleState, name: str, now_ms: int) -> TopicPage:
             _view_partition(state, TopicPartition(name, number), by_partition, now_ms)
             for number in range(count)
         ),
+        records=records,
+        problem=problem,
     )
 
 

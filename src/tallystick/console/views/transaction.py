@@ -6,8 +6,10 @@ from tallystick.admin.model import TransactionDescription
 from tallystick.admin.txn.hanging import HangingCase
 from tallystick.console import commands
 from tallystick.console.judge import SparkHalf, Stage, StoreHalf
+from tallystick.console.lookup.history import IdHistory
 from tallystick.console.snapshot import PartitionOffsets, Snapshot
 from tallystick.console.state import ConsoleState
+from tallystick.console.views.history import HistoryView, view_history
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.texts import format_identity
 from tallystick.console.views.timeline import Timeline, draw, list_events
@@ -84,7 +86,8 @@ class CommandLine(Value):
 class TransactionPage(Value, kw_only=True):
     """One transaction. Where it is not open, `row` is None, and the halves are those of its id.
 
-    key  as in the URL
+    key      as in the URL
+    history  None of a producer without a transactional id, and where nothing reads histories
     """
 
     info: PageInfo
@@ -96,16 +99,20 @@ class TransactionPage(Value, kw_only=True):
     database: DatabaseView | None
     decision: DecisionView | None
     commands: tuple[CommandLine, ...]
+    history: HistoryView | None
 
 
-def build_transaction(state: ConsoleState, key: str, now_ms: int) -> TransactionPage:
+def build_transaction(
+    state: ConsoleState, key: str, now_ms: int, history: IdHistory | None = None
+) -> TransactionPage:
     """Build the page of the transaction that `key` names; of an id that is not open, what is known of it."""
+    shown_history = None if history is None else view_history(history)
     snapshot = state.snapshot
     each = next((joint for joint in state.joint if build_key(joint) == key), None)
     statuses = (snapshot.transactions.status, *(store.status for store in snapshot.stores))
     info = describe_page(f"Transaction {key}", snapshot, statuses, now_ms)
     if each is None:
-        return _build_closed(snapshot, key, info)
+        return _build_closed(snapshot, key, info, shown_history)
     views = each.views
     row = build_row(each, now_ms)
     cases = {case.transaction.partition: case for case in views.cases}
@@ -122,10 +129,13 @@ def build_transaction(state: ConsoleState, key: str, now_ms: int) -> Transaction
         database=None if views.store is None else _view_database(views.store),
         decision=None if views.spark is None else _view_decision(views.spark),
         commands=_list_commands(row, snapshot.bootstrap_servers),
+        history=shown_history,
     )
 
 
-def _build_closed(snapshot: Snapshot, key: str, info: PageInfo) -> TransactionPage:
+def _build_closed(
+    snapshot: Snapshot, key: str, info: PageInfo, history: HistoryView | None
+) -> TransactionPage:
     description = snapshot.transactions.descriptions.get(key)
     store = next((each for each in snapshot.stores if key in each.rows), None)
     database = None
@@ -155,6 +165,7 @@ def _build_closed(snapshot: Snapshot, key: str, info: PageInfo) -> TransactionPa
                 commands.describe_command(snapshot.bootstrap_servers, key), "shows it as its coordinator does"
             ),
         ),
+        history=history,
     )
 
 

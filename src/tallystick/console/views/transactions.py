@@ -13,6 +13,9 @@ from tallystick.console.views.texts import format_identity
 from tallystick.kernel.value import Value
 
 PAGE_ROWS: Final = 100
+STRANGER_PREFIX: Final = "producer:"
+"""Begins the key of a transaction of no known transactional id."""
+
 NO_STATE: Final = "no coordinator"
 """The state of a transaction that no coordinator knows."""
 
@@ -167,7 +170,7 @@ def build_key(each: JointTransaction) -> str:
     if each.transactional_id is not None and not each.views.is_stranger:
         return each.transactional_id
     writer = each.views.writer
-    return f"producer:{'' if writer is None else format_identity(writer)}"
+    return f"{STRANGER_PREFIX}{'' if writer is None else format_identity(writer)}"
 
 
 def _describe_finding(each: JointTransaction) -> tuple[str, str]:

@@ -1,8 +1,9 @@
 """The Starlette application: one route for each page, the stream of new snapshots, and the static files.
 
-A page is rendered from the newest state at once; nothing is read from the cluster for a request. With
-JavaScript an open page asks again when the stream tells of a new snapshot, and what has changed is replaced
-in place, by ids; without, a reload shows the same. `?format=json` returns the view model instead.
+A page is rendered from the newest state at once. Only what a single page shows, such as the history of one
+id, is asked for with it, in a bounded time. With JavaScript an open page asks again when the stream tells of
+a new snapshot, and what has changed is replaced in place, by ids; without, a reload shows the same.
+`?format=json` returns the view model instead.
 """
 
 import json
@@ -26,15 +27,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tallystick import __version__
 from tallystick.console.feed import StateFeed
+from tallystick.console.state import ConsoleState
+from tallystick.console.views.events import StreamMessage, announce_snapshot, stream_events
 from tallystick.console.views.texts import format_count, format_duration
+from tallystick.console.web.download import download_record
 from tallystick.console.web.guard import HEADERS, check_request
-from tallystick.console.web.pages import MENU, PAGES, Page, PageRequest
+from tallystick.console.web.pages import MENU, PAGES, Lookups, Page, PageRequest
 from tallystick.console.web.scrape import METRICS_PATH, MetricsPage
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.value import Value
 from tallystick.security.http_auth import HttpCredentials
 
 FOLDER: Final = Path(__file__).parent
+STREAM_TYPE: Final = "text/event-stream"
 HEARTBEAT_S: Final = 15
 """Seconds between comments in an idle stream, so that proxies do not close it."""
 
@@ -50,13 +55,22 @@ class WebOptions(Value, kw_only=True):
     read_credentials: Callable[[], HttpCredentials] = HttpCredentials
 
 
-def create_app(feed: StateFeed, options: WebOptions | None = None, clock: Clock | None = None) -> Starlette:
-    """Create the application. It starts and stops nothing: the feed is its caller's."""
-    shell = _Shell(feed, clock or SystemClock())
+def create_app(
+    feed: StateFeed,
+    options: WebOptions | None = None,
+    clock: Clock | None = None,
+    lookups: Lookups | None = None,
+) -> Starlette:
+    """Create the application. It starts and stops nothing: feed and lookups are its caller's.
+
+    Args:
+        lookups: answers what single pages ask for; without it they show the snapshot alone.
+    """
+    shell = _Shell(feed, clock or SystemClock(), lookups)
     metrics = MetricsPage(feed, clock or SystemClock())
     routes = [
-        Route("/events", shell.stream),
         Route(METRICS_PATH, metrics.show),
+        Route("/download", partial(download_record, lookups)),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
         *(Route(page.path, partial(shell.show, page)) for page in PAGES),
     ]
@@ -67,8 +81,8 @@ def create_app(feed: StateFeed, options: WebOptions | None = None, clock: Clock 
 class _Shell:
     """Renders pages from the feed's newest state."""
 
-    def __init__(self, feed: StateFeed, clock: Clock) -> None:
-        self._feed, self._clock = feed, clock
+    def __init__(self, feed: StateFeed, clock: Clock, lookups: Lookups | None) -> None:
+        self._feed, self._clock, self._lookups = feed, clock, lookups
         self._templates = Environment(
             loader=FileSystemLoader(FOLDER / "templates"),
             autoescape=select_autoescape(default=True),
@@ -85,15 +99,18 @@ class _Shell:
         self._templates.globals |= {"menu": MENU, "version": __version__}
 
     async def show(self, page: Page, request: Request) -> Response:
-        """Answer with a page, or with its view model as JSON."""
-        model = page.build(
-            PageRequest(
-                state=self._feed.state,
-                query=dict(request.query_params),
-                key=request.path_params.get("key", ""),
-                now_ms=self._clock.now_ms(),
-            )
+        """Answer with a page, or with its view model as JSON, or with the stream where it is asked for."""
+        if page.is_stream and STREAM_TYPE in request.headers.get("accept", ""):
+            return self._stream(request)
+        page_request = PageRequest(
+            state=self._feed.state,
+            query=dict(request.query_params),
+            key=request.path_params.get("key", ""),
+            now_ms=self._clock.now_ms(),
         )
+        if page.ask is not None and self._lookups is not None:
+            page_request = await page.ask(self._lookups, page_request)
+        model = page.build(page_request)
         if request.query_params.get("format") == "json":
             return Response(_encode_json(model), media_type="application/json")
         template = self._templates.get_template(page.template)
@@ -104,14 +121,20 @@ class _Shell:
         template = self._templates.get_template("missing.html")
         return HTMLResponse(template.render(section="", url="/", path=request.url.path), status_code=404)
 
-    async def stream(self, request: Request) -> Response:
-        """Tell of each new snapshot. A slow reader is told of the newest only."""
-        return EventSourceResponse(self._list_snapshots(), ping=HEARTBEAT_S)
+    def _stream(self, request: Request) -> Response:
+        """Stream events from the one after Last-Event-ID on, and tell of each new snapshot."""
+        last_id = request.headers.get("last-event-id", "")
+        return EventSourceResponse(self._list_messages(last_id), ping=HEARTBEAT_S)
 
-    async def _list_snapshots(self) -> AsyncIterator[ServerSentEvent]:
-        async for state in self._feed.follow():
-            number = state.snapshot.number
-            yield ServerSentEvent(data=str(number), event="snapshot", id=str(number))
+    async def _list_messages(self, last_id: str) -> AsyncIterator[ServerSentEvent]:
+        state: ConsoleState | None = self._feed.state
+        announced: tuple[StreamMessage, ...] = ()
+        while state is not None:
+            for message in (*stream_events(state, last_id), *announced):
+                yield ServerSentEvent(data=message.data, event=message.name, id=message.id)
+            last_id = str(state.events.last_number)
+            state = await self._feed.wait_for_next(state)
+            announced = () if state is None else (announce_snapshot(state),)
 
 
 def _encode_json(model: object) -> bytes:

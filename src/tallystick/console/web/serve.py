@@ -1,19 +1,21 @@
-"""Serves the console: binds its address, feeds its pages from a collector, and stops in order."""
+"""Serves the console: feeds its pages from a collector, and stops in order."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
 import uvicorn
 
+from tallystick.console.events import EventLog
 from tallystick.console.feed import StateFeed
 from tallystick.console.health import Limits
 from tallystick.console.listen import ListenOptions
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState
 from tallystick.console.web.app import WebOptions, create_app
-from tallystick.kernel.settings import BadConfig
+from tallystick.console.web.pages import Lookups
+from tallystick.kernel.clock import SystemClock
 
 STOP_SECONDS_MAX: Final = 2
 """Seconds that open streams have to end when the console stops."""
@@ -22,42 +24,57 @@ STOP_SECONDS_MAX: Final = 2
 class SnapshotSource(Protocol):
     """What publishes snapshots; `console.collect.collector.Collector` does."""
 
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest snapshot; its number is 0 before the first reading."""
+
     def follow(self) -> AsyncIterator[Snapshot]:
         """Yield snapshots as they are made, from the newest on."""
 
 
+class _Server(uvicorn.Server):
+    """A server whose streams end when it stops, so that no open page keeps it waiting."""
+
+    def __init__(self, config: uvicorn.Config, feed: StateFeed) -> None:
+        super().__init__(config)
+        self._feed = feed
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams, and then everything else."""
+        self._feed.close()
+        await super().shutdown(sockets)
+
+
+def open_feed(source: SnapshotSource, limits: Limits) -> StateFeed:
+    """Return a feed that begins with what a source has."""
+    now_ms = SystemClock().now_ms()  # numbers events, so that none is taken for one of an earlier console
+    return StateFeed(
+        ConsoleState(snapshot=source.snapshot, limits=limits, events=EventLog(next_number=now_ms))
+    )
+
+
 async def serve(
     source: SnapshotSource,
+    lookups: Lookups,
+    listener: socket.socket,
     options: ListenOptions,
-    limits: Limits,
-    announce: Callable[[str], None],
+    feed: StateFeed,
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Args:
-        announce: called with the address, once requests are answered.
-    Raises: BadConfig; OSError if the address cannot be bound.
-    """
-    options.credentials.read()  # a file that cannot be used ends the start, and not the first request
-    feed = StateFeed(ConsoleState(limits=limits))
+    """Serve until SIGINT or SIGTERM, or the source ends, and close the listener and the feed."""
     web = WebOptions(names=options.list_names(), read_credentials=options.credentials.read)
-    listener = _bind(options)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(feed, web),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=STOP_SECONDS_MAX,
-            ssl_certfile=options.certificate,
-            ssl_keyfile=options.key,
-        )
+    config = uvicorn.Config(
+        create_app(feed, web, lookups=lookups),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_SECONDS_MAX,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
     )
+    server = _Server(config, feed)
     feeding = asyncio.create_task(_feed(source, feed))
     # Without a collector there is nothing to show: its failure ends the console.
     feeding.add_done_callback(lambda _: setattr(server, "should_exit", True))
-    scheme = "http" if options.certificate is None else "https"
-    announce(f"{scheme}://{_format_host(options.host)}:{listener.getsockname()[1]}/")
     try:
         await server.serve([listener])
     finally:
@@ -71,20 +88,3 @@ async def serve(
 async def _feed(source: SnapshotSource, feed: StateFeed) -> None:
     async for snapshot in source.follow():
         feed.publish(snapshot)
-
-
-def _bind(options: ListenOptions) -> socket.socket:
-    """Bind the address. Raises: BadConfig, with the address."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()  # before the address is announced: who connects at once is not refused
-    except OSError as exc:
-        raise BadConfig(f"--listen {options.host}:{options.port}: {exc.strerror or exc}") from exc
-    return listener
-
-
-def _format_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

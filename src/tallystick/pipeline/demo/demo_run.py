@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import psycopg
 
@@ -56,10 +56,26 @@ class DemoResult(Value, kw_only=True):
         return all(verdict.is_exact for verdict in self.checks) and self.open_transactions == 0
 
 
+class Audience(Protocol):
+    """What watches a demo."""
+
+    def begin(self, bootstrap_servers: str, database_url: str) -> None:
+        """Look: broker and database are there."""
+
+    def end(self, result: DemoResult) -> None:
+        """Take the result. Broker and database are there until this returns."""
+
+
 class DemoRun:
     """A demo run in one folder."""
 
-    def __init__(self, folder: Path, setting: DemoSettings, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        setting: DemoSettings,
+        say: Callable[[str], None],
+        audience: Audience | None = None,
+    ) -> None:
         """Prepare a demo.
 
         Args:
@@ -67,6 +83,7 @@ class DemoRun:
             say: prints one line for the user.
         """
         self._folder, self._settings, self._say = folder, setting, say
+        self._audience = audience
         self._broker = EmbeddedBroker(
             folder / "broker", config={"flush.policy": "ack", "num.partitions": flights.PARTITIONS}
         )
@@ -84,6 +101,8 @@ class DemoRun:
             with psycopg.connect(postgres.url) as connection:
                 connection.execute(flights.CREATE_TABLE)
             self._database = postgres.url
+            if self._audience is not None:
+                self._audience.begin(bootstrap, postgres.url)
             with Admin({"bootstrap.servers": bootstrap}) as admin:
                 topics = (flights.FLIGHTS, flights.BY_FLIGHT, flights.PER_HOUR)
                 admin.create_topics(NewTopic(name=topic) for topic in topics).all()
@@ -94,14 +113,17 @@ class DemoRun:
             self._say("an independent reader compares what is committed with the input")
             verdicts = check_topics(bootstrap, data.expected_topics)
             verdicts.append(check_table(postgres.url, flights.TABLE, data.expected_table))
-        return DemoResult(
-            checks=verdicts,
-            survived=self._settings.crashes[: len(self._settings.crashes) - len(self._pending_crashes)],
-            failures=self._failures,
-            in_doubt=self._in_doubt,
-            open_transactions=open_count,
-            seconds=time.monotonic() - started_at,
-        )
+            result = DemoResult(
+                checks=verdicts,
+                survived=self._settings.crashes[: len(self._settings.crashes) - len(self._pending_crashes)],
+                failures=self._failures,
+                in_doubt=self._in_doubt,
+                open_transactions=open_count,
+                seconds=time.monotonic() - started_at,
+            )
+            if self._audience is not None:
+                self._audience.end(result)
+        return result
 
     def _prepare_class_archive(self) -> None:
         """Create the class archive on the first demo; it halves the start time of every JVM of the demo."""

@@ -1,0 +1,78 @@
+"""The console beside `tallystick demo`: what is killed is among its events."""
+
+import threading
+from collections.abc import Callable
+
+from tallystick import console as consoles
+from tallystick._lazy import MissingLibrary
+from tallystick.console.collect.config import CollectorConfig, Paces
+from tallystick.console.collect.pacing import Pace
+from tallystick.console.health import Limits
+from tallystick.pipeline import demo as flights_demo
+
+PACES = Paces(transactions=Pace(interval_ms=1_000), cluster=Pace(interval_ms=5_000))
+LIMITS = Limits(grace_ms=20_000)
+"""A driver that was killed is started again within seconds, and decides what it has left."""
+
+
+class DemoConsole:
+    """Watches a demo through the console, where its extra is installed."""
+
+    def __init__(
+        self,
+        print_line: Callable[[str], None],
+        show: Callable[["flights_demo.DemoResult"], None],
+        *,
+        stay: bool,
+    ) -> None:
+        """Watch a demo.
+
+        Args:
+            show: prints the result.
+            stay: wait in the end for Ctrl-C, while broker, database and console are still there.
+        """
+        self._print_line, self._show, self._stay = print_line, show, stay
+        self._console: consoles.ConsoleThread | None = None
+
+    def say(self, line: str) -> None:
+        """Print a line, and show it among the console's events."""
+        self._print_line(line)
+        if self._console is not None:
+            self._console.note("demo", line)
+
+    def begin(self, bootstrap_servers: str, database_url: str) -> None:
+        """Start the console, and say where it is.
+
+        Raises: MissingLibrary, if the console was asked for and its extra is not installed.
+        """
+        store = database_url.replace("postgresql://", "postgresql+psycopg://", 1)
+        config = CollectorConfig.check({"bootstrap.servers": bootstrap_servers}, [store], paces=PACES)
+        try:
+            console = consoles.ConsoleThread(config, limits=LIMITS)
+        except MissingLibrary as exc:
+            if self._stay:
+                raise
+            self._print_line(f"there is nothing to watch it with: {exc}")
+            return
+        console.start()
+        self._console = console
+        self._print_line(f"watch it in a browser: {console.address}")
+
+    def end(self, result: "flights_demo.DemoResult") -> None:
+        """Show the result, and stay if that was asked for."""
+        self._show(result)
+        if self._console is None or not self._stay:
+            self.close()
+            return
+        self._print_line(f"broker, database and console stay, {self._console.address}; Ctrl-C ends them")
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            self._print_line("ended")
+        self.close()
+
+    def close(self) -> None:
+        """End the console, before what it reads is ended. A second call does nothing."""
+        console, self._console = self._console, None
+        if console is not None:
+            console.close()

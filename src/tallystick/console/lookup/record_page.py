@@ -1,0 +1,211 @@
+"""Fetched batches as records, with what became of the transaction of each. Pure.
+
+Below the last stable offset every transaction has ended. A Fetch of committed records names the aborted ones
+there, and `AbortedTransactions`, which consumers use, tells which batches are theirs. From the last stable
+offset on nothing is named: there the marker that follows tells, if it is among the fetched batches, and else
+the leader's list of open transactions. Without either a record is `ended`, which claims nothing [CON-12].
+
+A record is cut to its first bytes, so that a page is small whatever is in the topic.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Final, NamedTuple
+
+from tallystick.client.consumer.decode import AbortedTransactions
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
+from tallystick.kernel.value import Value
+from tallystick.protocol.records import (
+    HEADER_SIZE,
+    BatchHeader,
+    Buffer,
+    ControlType,
+    Record,
+    TimestampType,
+    check_batch,
+    decode_records,
+    read_header,
+    read_marker,
+)
+
+CLIP_BYTES: Final = 4_096
+HEADERS_MAX: Final = 50
+
+
+class RecordVerdict(Enum):
+    """What became of a record; the value is the word that pages show."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    OPEN = "open"
+    ENDED = "ended"  # not open any more, and its marker was not fetched
+    CONTROL = "control"
+    PLAIN = "not transactional"
+
+
+class Clip(Value):
+    """The first bytes of something, and its whole size."""
+
+    data: bytes
+    size: int
+
+    @property
+    def is_cut(self) -> bool:
+        return len(self.data) < self.size
+
+
+class BrowsedRecord(Value, kw_only=True):
+    """One record.
+
+    is_held_back       `read_committed` readers do not see it yet, whatever its verdict
+    marker             of a control record: COMMIT, ABORT, or another kind's name
+    coordinator_epoch  of a marker
+    producer           None if its producer is neither idempotent nor transactional
+    header_count       of which `headers` are the first
+    """
+
+    offset: int
+    timestamp_ms: int
+    is_append_time: bool
+    verdict: RecordVerdict
+    is_held_back: bool = False
+    marker: str = ""
+    coordinator_epoch: int | None = None
+    producer: ProducerIdAndEpoch | None = None
+    key: Clip | None = None
+    value: Clip | None = None
+    headers: tuple[tuple[str, Clip | None], ...] = ()
+    header_count: int = 0
+
+
+class RecordPage(Value, kw_only=True):
+    """Records of one partition, and where they stand in it.
+
+    first        the offset that the page begins with
+    next_offset  of the next page
+    start, last_stable, end  of the partition; None if they could not be read
+    is_cut       the limit of bytes or of time was reached before the page was full
+    failure      what keeps it from being read; "" if nothing does
+    """
+
+    partition: TopicPartition
+    first: int | None = None
+    next_offset: int | None = None
+    start: int | None = None
+    last_stable: int | None = None
+    end: int | None = None
+    records: tuple[BrowsedRecord, ...] = ()
+    is_cut: bool = False
+    failure: str = ""
+
+
+def clip(data: Buffer | None) -> Clip | None:
+    """Return the first bytes of a key or a value; None if it is null."""
+    return None if data is None else Clip(bytes(data[:CLIP_BYTES]), len(data))
+
+
+def read_stable(
+    data: Buffer, position: int, aborted: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, list[BrowsedRecord]]]:
+    """Yield the records of each batch below the last stable offset, with the offset after the batch.
+
+    Args:
+        aborted: producer id and first offset of the aborted transactions of this answer.
+
+    Raises: RecordsError.
+    """
+    transactions = AbortedTransactions(aborted)
+    for batch in _iter_batches(data):
+        is_hidden = transactions.is_hidden(batch.header, data, batch.at)
+        verdict = RecordVerdict.ABORTED if is_hidden else RecordVerdict.COMMITTED
+        if batch.header.next_offset > position:
+            yield batch.header.next_offset, _build_records(data, batch, position, verdict, is_held_back=False)
+
+
+def read_unstable(
+    data: Buffer, position: int, open_starts: Mapping[int, int]
+) -> Iterator[tuple[int, list[BrowsedRecord]]]:
+    """Yield the records of each batch from the last stable offset on, with the offset after the batch.
+
+    Args:
+        open_starts: the first offset of each open transaction, by producer id.
+
+    Raises: RecordsError.
+    """
+    batches = list(_iter_batches(data))
+    markers = [(batch, read_marker(data[batch.at : batch.at + batch.header.size_bytes])) for batch in batches]
+    # Read backwards: the first marker of a producer after a batch is the one that ends its transaction.
+    outcomes: dict[int, RecordVerdict] = {}
+    verdicts: list[RecordVerdict] = []
+    for batch, marker in reversed(markers):
+        producer_id = batch.header.producer_id
+        if marker is not None:
+            is_commit = marker.control_type is ControlType.COMMIT
+            outcomes[producer_id] = RecordVerdict.COMMITTED if is_commit else RecordVerdict.ABORTED
+        start = open_starts.get(producer_id)
+        is_open = start is not None and start <= batch.header.last_offset
+        unmarked = RecordVerdict.OPEN if is_open else RecordVerdict.ENDED
+        verdicts.append(outcomes.get(producer_id, unmarked))
+    for batch, verdict in zip(batches, reversed(verdicts), strict=True):
+        if batch.header.next_offset > position:
+            yield batch.header.next_offset, _build_records(data, batch, position, verdict, is_held_back=True)
+
+
+class _Batch(NamedTuple):
+    at: int
+    header: BatchHeader
+
+
+def _iter_batches(data: Buffer) -> Iterator[_Batch]:
+    """Yield the complete batches; the last one of an answer may be cut off. Raises: RecordsError."""
+    at = 0
+    while len(data) - at >= HEADER_SIZE:
+        header = read_header(data, at)
+        if header.size_bytes > len(data) - at:
+            return
+        check_batch(data, at)
+        yield _Batch(at, header)
+        at += header.size_bytes
+
+
+def _build_records(
+    data: Buffer, batch: _Batch, position: int, verdict: RecordVerdict, *, is_held_back: bool
+) -> list[BrowsedRecord]:
+    at, header = batch
+    marker = None
+    if header.is_control:
+        verdict = RecordVerdict.CONTROL
+        marker = read_marker(data[at : at + header.size_bytes])
+    elif not header.is_transactional:
+        verdict = RecordVerdict.PLAIN
+    producer = None
+    if header.producer_id >= 0:
+        producer = ProducerIdAndEpoch(ProducerId(header.producer_id), ProducerEpoch(header.producer_epoch))
+    return [
+        BrowsedRecord(
+            offset=record.offset,
+            timestamp_ms=record.timestamp_ms,
+            is_append_time=header.timestamp_type is TimestampType.LOG_APPEND_TIME,
+            verdict=verdict,
+            is_held_back=is_held_back,
+            marker=_name_marker(header, marker.control_type if marker is not None else None),
+            coordinator_epoch=None if marker is None else marker.coordinator_epoch,
+            producer=producer,
+            key=clip(record.key),
+            value=clip(record.value),
+            headers=_clip_headers(record),
+            header_count=len(record.headers),
+        )
+        for record in decode_records(data, at)
+        if record.offset >= position
+    ]
+
+
+def _name_marker(header: BatchHeader, kind: ControlType | None) -> str:
+    if kind is not None:
+        return kind.name
+    return "of another kind" if header.is_control else ""
+
+
+def _clip_headers(record: Record) -> tuple[tuple[str, Clip | None], ...]:
+    return tuple((str(name)[:CLIP_BYTES], clip(value)) for name, value in record.headers[:HEADERS_MAX])

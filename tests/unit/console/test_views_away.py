@@ -1,0 +1,80 @@
+"""What pages say of a cluster or a store that cannot be read, or has not been read yet."""
+
+import httpx
+import pytest
+from tests.support.console_facts import NOW_MS, describe, make_snapshot, make_store
+from tests.unit.console.test_web import make_client
+
+from tallystick.console.feed import StateFeed
+from tallystick.console.snapshot import ClusterFacts, PartStatus, Snapshot, StoreFacts, StoreKind
+from tallystick.console.state import ConsoleState, advance
+from tallystick.console.views.overview import OverviewPage, build_overview
+from tallystick.kernel.value import replace
+
+REFUSED = "cluster: Metadata: 127.0.0.1:9092: Connect call failed"
+AWAY = PartStatus(
+    read_ms=NOW_MS - 14_000, tried_ms=NOW_MS - 2_000, away_since_ms=NOW_MS - 12_000, failures=(REFUSED,)
+)
+NEVER_REACHED = PartStatus(tried_ms=NOW_MS - 2_000, away_since_ms=NOW_MS - 12_000, failures=(REFUSED,))
+
+
+def show(snapshot: Snapshot) -> OverviewPage:
+    return build_overview(advance(ConsoleState(), snapshot), NOW_MS)
+
+
+def lose_cluster(snapshot: Snapshot, status: PartStatus = AWAY) -> Snapshot:
+    return replace(
+        snapshot,
+        cluster=replace(snapshot.cluster, status=status),
+        transactions=replace(snapshot.transactions, status=status),
+        topics=replace(snapshot.topics, status=status),
+    )
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("status", [AWAY, NEVER_REACHED])
+def test_a_cluster_that_cannot_be_read_is_unknown_with_the_reason(
+    status: PartStatus, *, is_open: bool
+) -> None:
+    page = show(lose_cluster(make_snapshot(*([describe()] if is_open else [])), status))
+    assert page.health == "unknown"
+    assert REFUSED in page.headline
+    assert "for 12 s" in page.headline
+
+
+def test_an_outage_has_its_beginning_and_the_age_of_what_is_shown() -> None:
+    (outage,) = show(lose_cluster(make_snapshot())).info.outages
+    assert (outage.reason, outage.since_ms, outage.for_ms, outage.age_ms) == (
+        REFUSED,
+        NOW_MS - 12_000,
+        12_000,
+        14_000,
+    )
+    (outage,) = show(lose_cluster(make_snapshot(), NEVER_REACHED)).info.outages
+    assert outage.age_ms is None
+
+
+def test_what_was_never_read_is_not_well_although_nothing_has_failed() -> None:
+    """[CON-11] The first snapshot may come before the first answer."""
+    assert show(replace(make_snapshot(), cluster=ClusterFacts())).health == "unknown"
+    assert show(Snapshot(number=1, at_ms=NOW_MS)).health == "unknown"
+    store = StoreFacts(name="sqlite:///shop.db", kind=StoreKind.SQL)
+    assert show(make_snapshot(stores=[store])).health == "unknown"
+
+
+def test_a_store_that_cannot_be_read_is_unknown_with_the_reason() -> None:
+    reason = "store sqlite:///shop.db: unable to open database file"
+    status = replace(NEVER_REACHED, failures=(reason,))
+    page = show(make_snapshot(stores=[replace(make_store(), status=status)]))
+    assert page.health == "unknown"
+    assert reason in page.headline
+
+
+def test_every_page_says_since_when_and_how_old_what_it_shows_is() -> None:
+    feed = StateFeed()
+    feed.publish(lose_cluster(make_snapshot(describe())))
+    client = make_client(feed)
+    for path in ("/", "/transactions", "/transactions/pay-1", "/topics"):
+        answer: httpx.Response = client.get(path)
+        assert "is 14 s old" in answer.text, path
+        assert "for 12 s" in answer.text, path
