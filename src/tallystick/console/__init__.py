@@ -5,6 +5,7 @@
     joint, judge    pure: both halves of each transaction side by side, with the verdict and the command
     state, feed     the newest snapshot, joined, and those who follow it
     views/          pure: a view model for each page, which the page, its JSON form and the terminal share
+    visible         pure: text of others as a screen may show it
     web/            Starlette application, templates and vendored scripts
     terminal/       the same view models in a terminal: `tallystick top`
 
@@ -17,9 +18,16 @@ from typing import TYPE_CHECKING
 from tallystick import _lazy
 
 if TYPE_CHECKING:
+    from tallystick.console.terminal.run import run_top
     from tallystick.console.web.serve import serve
 
-__all__ = ["serve"]
+__all__ = ["run_top", "serve"]
 
 if not TYPE_CHECKING:
-    __getattr__ = _lazy.attributes(__name__, {"serve": "tallystick.console.web.serve:serve"})
+    __getattr__ = _lazy.attributes(  # each needs an extra of its own
+        __name__,
+        {
+            "run_top": "tallystick.console.terminal.run:run_top",
+            "serve": "tallystick.console.web.serve:serve",
+        },
+    )

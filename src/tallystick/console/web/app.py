@@ -7,7 +7,6 @@ in place, by ids; without, a reload shows the same. `?format=json` returns the v
 
 import json
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -26,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tallystick import __version__
 from tallystick.console.feed import StateFeed
-from tallystick.console.views.texts import format_count, format_duration
+from tallystick.console.views.texts import format_count, format_duration, format_time
 from tallystick.console.web.guard import HEADERS, check_request
 from tallystick.console.web.pages import MENU, PAGES, Page, PageRequest
 from tallystick.kernel.clock import Clock, SystemClock
@@ -76,7 +75,7 @@ class _Shell:
         self._templates.filters |= {
             "duration": format_duration,
             "count": format_count,
-            "time": _format_time,
+            "time": format_time,
             "path": partial(quote, safe=""),
         }
         self._templates.globals |= {"menu": MENU, "version": __version__}
@@ -119,10 +118,6 @@ def _format_url(request: Request) -> str:
     """Return path and query, as the page asks for itself again."""
     query = request.url.query
     return f"{request.url.path}?{query}" if query else request.url.path
-
-
-def _format_time(ms: int | None) -> str:
-    return "-" if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "milliseconds")
 
 
 class _Guard:

@@ -1,0 +1,110 @@
+"""What surrounds each page: health, age and menu above it, reason and keys below it. Pure."""
+
+from typing import Final
+
+from rich.cells import cell_len
+
+from tallystick.console.events import is_away
+from tallystick.console.snapshot import NEVER_MS, PartStatus
+from tallystick.console.state import ConsoleState
+from tallystick.console.terminal.lines import Anchor, Line, Role, Span, badge, say
+from tallystick.console.terminal.places import MENU, Place, list_keys
+from tallystick.console.views.page import PageInfo
+from tallystick.console.views.texts import format_duration
+from tallystick.console.visible import Visible, shorten, show, wrap
+from tallystick.kernel.value import Value
+
+DETAIL_LINES: Final = 2
+"""Lines below the page for the reason of the row under the cursor."""
+
+
+class Frame(Value, kw_only=True):
+    """What the lines around a page show. `note` stands in place of the reason until the next key."""
+
+    health: str
+    place: Place
+    info: PageInfo
+    built_ms: int
+    away: str = ""
+    note: str = ""
+
+
+def describe_away(state: ConsoleState, now_ms: int) -> str:
+    """Return that the cluster does not answer, since when, and why; empty if it does."""
+    snapshot = state.snapshot
+    parts = (snapshot.cluster.status, snapshot.transactions.status)
+    away = [part for part in parts if is_away(part)]
+    if state.is_first or not away:
+        return ""
+    reason = next((failure for part in away for failure in part.failures), "it does not answer")
+    return f"The cluster cannot be reached{_since(away, now_ms)}: {reason}"
+
+
+def _since(away: list[PartStatus], now_ms: int) -> str:
+    read_ms = max(part.read_ms for part in away)
+    return "" if read_ms == NEVER_MS else f"; last read {format_duration(max(0, now_ms - read_ms))} ago"
+
+
+def head_lines(frame: Frame, now_ms: int, position: str, width: int) -> tuple[Line, ...]:
+    """Return the lines above the page: always the same number, so that nothing jumps."""
+    left = (say("tallystick ", Role.STRONG), badge(frame.health), say("  "))
+    right = say(f"  {describe_age(frame, now_ms)}")
+    room = max(0, width - sum(cell_len(span.text) for span in (*left, right)))
+    servers = shorten(show(frame.info.bootstrap_servers), room)
+    filler = show(" " * (room - cell_len(servers)))
+    first = Line((*left, Span(servers, Role.QUIET), Span(filler), right))
+    title, role = (f"! {frame.away}", Role.BAD) if frame.away else (frame.info.title, Role.HEADING)
+    return first, _menu_line(frame.place), _spread(Span(show(title), role), say(position, Role.QUIET), width)
+
+
+def _spread(left: Span, right: Span, width: int) -> Line:
+    """Return a line with one text at each end; the left one is shortened where both do not fit."""
+    room = max(0, width - cell_len(right.text) - 1)
+    text = shorten(left.text, room)
+    return Line(
+        (Span(text, left.role), Span(show(" " * (width - cell_len(text) - cell_len(right.text)))), right)
+    )
+
+
+def describe_age(frame: Frame, now_ms: int) -> str:
+    """Return how old the data of the page are; they age while nothing new is read."""
+    if frame.info.age_ms is None:
+        return "not read yet"
+    return f"read {format_duration(frame.info.age_ms + max(0, now_ms - frame.built_ms))} ago"
+
+
+def _menu_line(place: Place) -> Line:
+    spans: list[Span] = []
+    for number, section in enumerate(MENU, 1):
+        is_here = section is place.section
+        text = f"[{number} {section.value}]" if is_here else f" {number} {section.value} "
+        spans.append(say(text, Role.STRONG if is_here else Role.QUIET))
+    return Line(tuple(spans))
+
+
+def detail_lines(frame: Frame, anchor: Anchor | None, width: int) -> tuple[Line, ...]:
+    """Return the reason of what the cursor stands on, or a note."""
+    if frame.note:
+        texts, role = wrap(show(frame.note), width), Role.STRONG
+    else:
+        reason = "" if anchor is None else anchor.reason
+        texts, role = wrap(show(reason), width), Role.NORMAL
+    if len(texts) > DETAIL_LINES:
+        rest = Visible(" ".join(texts[DETAIL_LINES - 1 :]))
+        texts = [*texts[: DETAIL_LINES - 1], shorten(rest, width)]
+    lines = [Line((Span(text, role),)) for text in texts]
+    return (*lines, *(Line() for _ in range(DETAIL_LINES - len(lines))))
+
+
+def key_line(place: Place, width: int) -> Line:
+    """Return the keys that do something here, as many as there is room for."""
+    spans: list[Span] = []
+    room = width + 2  # the last one needs no blanks behind it
+    for key, does in list_keys(place):
+        texts = (say(key, Role.STRONG), say(f" {does}  ", Role.QUIET))
+        size = sum(cell_len(span.text) for span in texts)
+        if size > room:
+            break
+        room -= size
+        spans += texts
+    return Line(tuple(spans))

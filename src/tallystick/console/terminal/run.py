@@ -1,0 +1,65 @@
+"""Runs the application beside a collector, and leaves the terminal as it was."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from tallystick.console.feed import StateFeed
+from tallystick.console.health import Limits
+from tallystick.console.state import ConsoleState
+from tallystick.console.terminal.app import TopApp
+from tallystick.console.terminal.once import SnapshotFollower
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.settings import BadConfig
+
+COLLECTOR_FAILED: Final = "the collector has failed: nothing is read any more"
+
+
+class TerminalEnded(TallystickError):
+    """The terminal application ended by itself."""
+
+
+def check_terminal() -> None:
+    """Check that there is a terminal to draw on. Raises: BadConfig."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    if not all(stream is not None and stream.isatty() for stream in streams):
+        raise BadConfig("top: needs a terminal for input and output; use --once for a text")
+    if os.environ.get("TERM", "") in ("", "dumb"):
+        raise BadConfig("top: this terminal cannot place text (TERM is dumb or not set); use --once")
+
+
+async def run_top(source: SnapshotFollower, limits: Limits, read_soon: Callable[[], None]) -> None:
+    """Run until the user quits, or SIGTERM.
+
+    The mouse is left to the terminal: what is shown can be marked and copied as everywhere else.
+
+    Raises: BadConfig without a terminal; TerminalEnded if nothing would be new any more.
+    """
+    check_terminal()
+    feed = StateFeed(ConsoleState(limits=limits))
+    app = TopApp(feed, read_soon=read_soon)
+    feeding = asyncio.create_task(_feed(source, feed))
+    # Without a collector there is nothing to show: its failure ends the terminal.
+    feeding.add_done_callback(lambda task: None if task.cancelled() else app.exit(COLLECTOR_FAILED))
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, app.exit)
+    try:
+        reason = await app.run_async(mouse=False)
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+    if not feeding.cancelled() and (failure := feeding.exception()) is not None:
+        raise failure
+    if reason is not None:
+        raise TerminalEnded(reason)
+    if app.return_code:
+        raise TerminalEnded("the terminal application failed")
+
+
+async def _feed(source: SnapshotFollower, feed: StateFeed) -> None:
+    async for snapshot in source.follow():
+        feed.publish(snapshot)
