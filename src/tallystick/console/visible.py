@@ -40,10 +40,10 @@ def show(text: str, *, max_length: int = TEXT_MAX) -> Visible:
 
 
 def show_on_page(text: str) -> str:
-    """Return a text as a page in a browser may show it, whole; line feeds stay."""
+    """Return a text as a page in a browser may show it: whole, and with combining marks."""
     if text.isprintable() and _BLANK.isdisjoint(text):
         return text
-    return "".join(each if _is_drawn(each) or each == "\n" else _format_escape(each) for each in text)
+    return "".join(each if _is_drawn(each) else _format_escape(each) for each in text)
 
 
 def join_visible(separator: str, parts: Iterable[Visible]) -> Visible:

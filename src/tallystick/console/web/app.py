@@ -16,6 +16,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.applications import Starlette
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -26,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tallystick import __version__
 from tallystick.console.feed import StateFeed
 from tallystick.console.views.texts import format_count, format_duration, format_time
+from tallystick.console.visible import show_on_page
 from tallystick.console.web.guard import HEADERS, check_request
 from tallystick.console.web.pages import MENU, PAGES, Page, PageRequest
 from tallystick.kernel.clock import Clock, SystemClock
@@ -35,6 +37,15 @@ from tallystick.security.http_auth import HttpCredentials
 FOLDER: Final = Path(__file__).parent
 HEARTBEAT_S: Final = 15
 """Seconds between comments in an idle stream, so that proxies do not close it."""
+
+
+class TextConvertor(PathConvertor):
+    """The rest of a path, whatever a client has named: an id may contain line feeds."""
+
+    regex = r"[\s\S]*"
+
+
+register_url_convertor("text", TextConvertor())
 
 
 class WebOptions(Value, kw_only=True):
@@ -69,6 +80,7 @@ class _Shell:
             loader=FileSystemLoader(FOLDER / "templates"),
             autoescape=select_autoescape(default=True),
             undefined=StrictUndefined,
+            finalize=_make_visible,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -112,6 +124,11 @@ class _Shell:
 
 def _encode_json(model: object) -> bytes:
     return json.dumps(msgspec.to_builtins(model), indent=2).encode()
+
+
+def _make_visible(value: object) -> object:
+    """Return what a template inserts; texts so that each of their characters is seen, markup as it is."""
+    return show_on_page(value) if type(value) is str else value
 
 
 def _format_url(request: Request) -> str:

@@ -29,7 +29,7 @@ Build = Callable[[PageRequest], object]
 class Page(Value, kw_only=True):
     """One page.
 
-    path     below the root; `{key:path}` stands for the rest
+    path     below the root; `{key:text}` stands for the rest
     section  the entry of the menu that it belongs to
     """
 
@@ -72,7 +72,7 @@ PAGES: Final = (
         ),
     ),
     Page(
-        path="/transactions/{key:path}",
+        path="/transactions/{key:text}",
         template="transaction.html",
         section="transactions",
         build=lambda request: build_transaction(request.state, request.key, request.now_ms),
@@ -96,7 +96,7 @@ PAGES: Final = (
         build=lambda request: build_topics(request.state, request.now_ms),
     ),
     Page(
-        path="/topics/{key:path}",
+        path="/topics/{key:text}",
         template="topic.html",
         section="topics",
         build=lambda request: build_topic(request.state, request.key, request.now_ms),
@@ -108,7 +108,7 @@ PAGES: Final = (
         build=lambda request: build_groups(request.state, request.now_ms),
     ),
     Page(
-        path="/groups/{key:path}",
+        path="/groups/{key:text}",
         template="group.html",
         section="groups",
         build=lambda request: build_group(request.state, request.key, request.now_ms),
