@@ -62,6 +62,13 @@ def shorten(text: Visible, width: int) -> Visible:
     return Visible(f"{head}{ELLIPSIS}{tail}")
 
 
+def clip(text: Visible, width: int) -> Visible:
+    """Return a sentence in at most `width` cells; of a longer one the beginning."""
+    if cell_len(text) <= width:
+        return text
+    return Visible(f"{_take(text, width - 1)}{ELLIPSIS}" if width > 0 else "")
+
+
 def pad(text: Visible, width: int, *, to_right: bool = False) -> Visible:
     """Return a text in exactly `width` cells."""
     fitting = shorten(text, width)

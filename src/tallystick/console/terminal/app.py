@@ -99,7 +99,8 @@ class TopApp(App[str]):
         Args:
             read_soon: called when the user wants newer data.
         """
-        super().__init__()
+        # Said here as well: NO_COLOR would be made of greys otherwise, black on black among them.
+        super().__init__(ansi_color=True)
         self._feed, self._clock, self._read_soon = feed, clock or SystemClock(), read_soon
         self._place = Place()
         self._visits: list[Visit] = []

@@ -23,10 +23,15 @@ def enter(lines: PageLines, height: int, *, top: int = 0, anchor: str = "") -> V
     return _follow(lines, view, height) if found_at is not None else view
 
 
-def settle(before: PageLines, after: PageLines, view: View, height: int) -> View:
+def settle(
+    before: PageLines, after: PageLines, view: View, height: int, *, height_before: int | None = None
+) -> View:
     """Return the view of a page that has changed: what the cursor stands on stays where it is on the screen.
 
     If it is gone the cursor stays at its line.
+
+    Args:
+        height_before: lines of the screen until now, if they are others.
     """
     if view.cursor is None:
         return enter(after, height, top=view.top)
@@ -34,11 +39,12 @@ def settle(before: PageLines, after: PageLines, view: View, height: int) -> View
     cursor = None if anchor is None else after.find(anchor.name)
     if cursor is None:
         cursor = after.find_last(view.cursor)
-        if cursor is None:
-            cursor = after.find_next(view.cursor)
-    moved = 0 if cursor is None else cursor - view.cursor
-    top = view.top + moved if _is_seen(view, height) else view.top
-    return View(top=_clamp_top(after, top, height), cursor=cursor)
+    if cursor is None:
+        cursor = after.find_next(view.cursor)
+    if cursor is None or not _is_seen(view, height if height_before is None else height_before):
+        return View(top=_clamp_top(after, view.top, height), cursor=cursor)
+    top = _clamp_top(after, view.top + cursor - view.cursor, height)
+    return _follow(after, View(top=top, cursor=cursor), height)
 
 
 def move_down(lines: PageLines, view: View, height: int) -> View:

@@ -11,7 +11,7 @@ from tallystick.console.terminal.lines import Anchor, Line, Role, Span, badge, s
 from tallystick.console.terminal.places import MENU, Place, list_keys
 from tallystick.console.views.page import PageInfo
 from tallystick.console.views.texts import format_duration
-from tallystick.console.visible import Visible, shorten, show, wrap
+from tallystick.console.visible import Visible, clip, shorten, show, wrap
 from tallystick.kernel.value import Value
 
 DETAIL_LINES: Final = 2
@@ -37,12 +37,12 @@ def describe_away(state: ConsoleState, now_ms: int) -> str:
     if state.is_first or not away:
         return ""
     reason = next((failure for part in away for failure in part.failures), "it does not answer")
-    return f"The cluster cannot be reached{_since(away, now_ms)}: {reason}"
+    return f"No answer from the cluster{_since(away, now_ms)}: {reason}"
 
 
 def _since(away: list[PartStatus], now_ms: int) -> str:
     read_ms = max(part.read_ms for part in away)
-    return "" if read_ms == NEVER_MS else f"; last read {format_duration(max(0, now_ms - read_ms))} ago"
+    return "" if read_ms == NEVER_MS else f", last read {format_duration(max(0, now_ms - read_ms))} ago"
 
 
 def head_lines(frame: Frame, now_ms: int, position: str, width: int) -> tuple[Line, ...]:
@@ -58,9 +58,9 @@ def head_lines(frame: Frame, now_ms: int, position: str, width: int) -> tuple[Li
 
 
 def _spread(left: Span, right: Span, width: int) -> Line:
-    """Return a line with one text at each end; the left one is shortened where both do not fit."""
+    """Return a line with one text at each end; the left one is cut where both do not fit."""
     room = max(0, width - cell_len(right.text) - 1)
-    text = shorten(left.text, room)
+    text = clip(left.text, room)
     return Line(
         (Span(text, left.role), Span(show(" " * (width - cell_len(text) - cell_len(right.text)))), right)
     )
@@ -91,7 +91,7 @@ def detail_lines(frame: Frame, anchor: Anchor | None, width: int) -> tuple[Line,
         texts, role = wrap(show(reason), width), Role.NORMAL
     if len(texts) > DETAIL_LINES:
         rest = Visible(" ".join(texts[DETAIL_LINES - 1 :]))
-        texts = [*texts[: DETAIL_LINES - 1], shorten(rest, width)]
+        texts = [*texts[: DETAIL_LINES - 1], clip(rest, width)]
     lines = [Line((Span(text, role),)) for text in texts]
     return (*lines, *(Line() for _ in range(DETAIL_LINES - len(lines))))
 

@@ -65,6 +65,7 @@ class PageView(Widget, can_focus=True):
         super().__init__(id=name)
         self.lines = PageLines((), 1)
         self.view = View()
+        self._height = 0
 
     @property
     def anchor_at_cursor(self) -> Anchor | None:
@@ -74,11 +75,14 @@ class PageView(Widget, can_focus=True):
     def show_page(self, lines: PageLines, view: View) -> None:
         """Show lines from a given view on."""
         self.lines, self.view = lines, view
+        self._height = self.size.height
         self.refresh()
 
     def follow_page(self, lines: PageLines) -> None:
         """Show the next state of the same page, with the cursor where it stands."""
-        self.show_page(lines, cursors.settle(self.lines, lines, self.view, self.size.height))
+        height = self.size.height
+        view = cursors.settle(self.lines, lines, self.view, height, height_before=self._height)
+        self.show_page(lines, view)
 
     def move(self, view: View) -> None:
         """Show the same page from another line on."""
