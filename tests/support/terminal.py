@@ -9,6 +9,8 @@ from typing import Final
 import pytest
 from tests.support.console_facts import NOW_MS
 from textual.drivers import headless_driver
+from textual.events import Key
+from textual.keys import _character_to_key
 from textual.pilot import Pilot
 
 from tallystick.console.feed import StateFeed
@@ -17,6 +19,10 @@ from tallystick.console.state import ConsoleState
 from tallystick.console.terminal.app import TopApp
 from tallystick.testing import FakeClock
 
+HOPS: Final = 4
+"""From the application to its screen, to the widget in focus, and back with an action."""
+
+CHARACTERS: Final = {"slash": "/", "question_mark": "?", "space": " "}
 SMALL: Final = (80, 24)
 WIDE: Final = (160, 50)
 
@@ -53,14 +59,31 @@ class Screen:
         return marked[0] if marked else None
 
     async def press(self, *keys: str) -> None:
+        """Press keys, by Textual's names or as the characters that they write."""
+        for key in keys:
+            character = CHARACTERS.get(key, key if len(key) == 1 else None)
+            name = key if key.isalnum() or len(key) > 1 else _character_to_key(key)
+            self.app.post_message(Key(name, character))
+            await self.settle()
+
+    async def resize(self, width: int, height: int) -> None:
         assert self.pilot is not None
-        await self.pilot.press(*keys)
+        await self.pilot.resize_terminal(width, height)
         await self.settle()
 
     async def settle(self) -> None:
-        """Let the application do what is due."""
+        """Let every message be handled, and what they have led to be drawn.
+
+        Textual's own `pause` takes a process for idle when it has used no processor time for a moment: on a
+        busy machine that is one which had no turn.
+        """
         assert self.pilot is not None
-        await self.pilot.pause()
+        for _ in range(2):
+            for _ in range(HOPS):
+                await self.pilot._wait_for_screen()
+            if self.app.is_running:
+                with self.app._context():
+                    self.app.screen._on_timer_update()
 
     async def publish(self, snapshot: Snapshot) -> None:
         self.feed.publish(snapshot)

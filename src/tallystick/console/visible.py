@@ -3,7 +3,8 @@ r"""Text of others on a screen: what it contains is seen, and does nothing. Pure
 Ids, topics, groups, keys and error texts are chosen by every client and server of a cluster. A control
 sequence among them could clear a screen, set a clipboard (OSC 52) or hide a link (OSC 8); a mark that changes
 the direction of writing, or one without a width, could make one id look like another, and a command like a
-harmless one. So each character that has no cell of its own is written as its escape, such as \x1b or \u202e.
+harmless one. So each character that has no cell of its own is written as its escape, such as \x1b or \u202e
+[CON-9].
 
 Nothing reaches a terminal but `Visible` text, and only this module makes that: a type checker finds what goes
 past it. A page of the browser keeps combining marks, which it can draw, and escapes all else alike.

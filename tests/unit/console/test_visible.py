@@ -3,6 +3,7 @@
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from tests.support.hostile_console import HOSTILE
 
+from tallystick.console import visible
 from tallystick.console.commands import describe_command, doctor_command
 from tallystick.console.visible import (
     TEXT_MAX,
@@ -35,8 +37,18 @@ def run_words(command: str) -> list[bytes]:
     return done.stdout.split(b"\0")[:-1]
 
 
+def test_nothing_else_makes_visible_text() -> None:
+    """[CON-9] What is written to a terminal has this type, so it has come through here."""
+    package = Path(visible.__file__).parent
+    makers = {path.name for path in package.rglob("*.py") if "Visible(" in path.read_text()}
+    assert makers == {"visible.py"}
+    widgets = (package / "terminal/line_view.py").read_text()
+    assert "Static" not in widgets
+    assert "Text(" not in widgets
+
+
 @pytest.mark.parametrize(
-    ("text", "visible"),
+    ("text", "shown"),
     [
         ("pay-1 [bold]", "pay-1 [bold]"),
         ("\x1b[2J", r"\x1b[2J"),
@@ -51,8 +63,8 @@ def run_words(command: str) -> list[bytes]:
         ("口座-é", "口座-é"),
     ],
 )
-def test_what_cannot_be_seen_is_written_as_its_escape(text: str, visible: str) -> None:
-    assert show(text) == visible
+def test_what_cannot_be_seen_is_written_as_its_escape(text: str, shown: str) -> None:
+    assert show(text) == shown
 
 
 @given(ANY_TEXT)

@@ -125,8 +125,8 @@ class TopApp(App[str]):
         self.set_interval(TICK_S, self.show_age)
         self.run_worker(self._follow(), exit_on_error=True)
 
-    def on_resize(self) -> None:
-        self.call_after_refresh(self.show_state)
+    def on_page_view_size_changed(self) -> None:
+        self.show_state()
 
     @property
     def _page_view(self) -> PageView:

@@ -11,7 +11,7 @@ from tallystick.console.terminal.lines import Anchor, Line, Role, Span, badge, s
 from tallystick.console.terminal.places import MENU, Place, list_keys
 from tallystick.console.views.page import PageInfo
 from tallystick.console.views.texts import format_duration
-from tallystick.console.visible import Visible, clip, shorten, show, wrap
+from tallystick.console.visible import clip, join_visible, shorten, show, wrap
 from tallystick.kernel.value import Value
 
 DETAIL_LINES: Final = 2
@@ -90,7 +90,7 @@ def detail_lines(frame: Frame, anchor: Anchor | None, width: int) -> tuple[Line,
         reason = "" if anchor is None else anchor.reason
         texts, role = wrap(show(reason), width), Role.NORMAL
     if len(texts) > DETAIL_LINES:
-        rest = Visible(" ".join(texts[DETAIL_LINES - 1 :]))
+        rest = join_visible(" ", texts[DETAIL_LINES - 1 :])
         texts = [*texts[: DETAIL_LINES - 1], clip(rest, width)]
     lines = [Line((Span(text, role),)) for text in texts]
     return (*lines, *(Line() for _ in range(DETAIL_LINES - len(lines))))

@@ -9,6 +9,7 @@ from typing import Final
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -66,6 +67,12 @@ class PageView(Widget, can_focus=True):
         self.lines = PageLines((), 1)
         self.view = View()
         self._height = 0
+
+    class SizeChanged(Message):
+        """The page has another size: its lines have to be laid out anew."""
+
+    def on_resize(self) -> None:
+        self.post_message(self.SizeChanged())
 
     @property
     def anchor_at_cursor(self) -> Anchor | None:

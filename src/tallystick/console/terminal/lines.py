@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from tallystick.console.terminal.places import Place
 from tallystick.console.views.texts import format_time
-from tallystick.console.visible import Visible, pad, show, wrap, wrap_command
+from tallystick.console.visible import Visible, join_visible, pad, show, wrap, wrap_command
 from tallystick.kernel.value import Value
 
 GAP: Final = 2
@@ -65,7 +65,7 @@ class Line(Value):
 
     @property
     def text(self) -> Visible:
-        return Visible("".join(span.text for span in self.spans))
+        return join_visible("", (span.text for span in self.spans))
 
 
 class Column(Value, kw_only=True):

@@ -141,11 +141,11 @@ KEYS: Final = (
     ("1-6", "pages"),
     ("Enter", "open"),
     ("Esc", "back"),
-    ("/", "filter"),
-    ("s", "sort"),
-    ("c", "copy"),
     ("?", "help"),
     ("q", "quit"),
+    ("c", "copy"),
+    ("/", "filter"),
+    ("s", "sort"),
 )
 """Keys and what they do, as the last line names them."""
 

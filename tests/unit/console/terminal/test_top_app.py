@@ -251,10 +251,8 @@ def test_it_ends(key: str) -> None:
 
 def test_a_window_that_shrinks_keeps_the_row() -> None:
     async def steps(screen: Screen) -> None:
-        assert screen.pilot is not None
         await screen.press("2", "down", "down")
-        await screen.pilot.resize_terminal(60, 14)
-        await screen.settle()
+        await screen.resize(60, 14)
         line = screen.cursor_line
         assert line is not None
         assert HARMLESS in screen.lines[line]
