@@ -102,6 +102,10 @@ class TopApp(App[str]):
         # Said here as well: NO_COLOR would be made of greys otherwise, black on black among them.
         super().__init__(ansi_color=True)
         self._feed, self._clock, self._read_soon = feed, clock or SystemClock(), read_soon
+        # Kept, and not looked up: a state may come while the application ends, and finds them still.
+        self._head, self._page = LineView("head"), PageView("page")
+        self._detail, self._keys = LineView("detail"), LineView("keys")
+        self._prompt = FilterPrompt(id="filter", select_on_focus=False)
         self._place = Place()
         self._visits: list[Visit] = []
         self._note = ""
@@ -114,23 +118,15 @@ class TopApp(App[str]):
         return self._place
 
     def compose(self) -> ComposeResult:
-        yield LineView("head")
-        yield PageView("page")
-        yield LineView("detail")
-        yield FilterPrompt(id="filter", select_on_focus=False)
-        yield LineView("keys")
+        yield from (self._head, self._page, self._detail, self._prompt, self._keys)
 
     def on_mount(self) -> None:
-        self._page_view.focus()
+        self._page.focus()
         self.set_interval(TICK_S, self.show_age)
         self.run_worker(self._follow(), exit_on_error=True)
 
     def on_page_view_size_changed(self) -> None:
         self.show_state()
-
-    @property
-    def _page_view(self) -> PageView:
-        return self.query_one("#page", PageView)
 
     async def _follow(self) -> None:
         async for _ in self._feed.follow():
@@ -140,7 +136,7 @@ class TopApp(App[str]):
 
     def show_state(self) -> None:
         """Show the newest state; the cursor stays where it is."""
-        self._page_view.follow_page(self._lay_out(self._build()))
+        self._page.follow_page(self._lay_out(self._build()))
         self._show_frame()
 
     def show_age(self) -> None:
@@ -165,17 +161,17 @@ class TopApp(App[str]):
         return page
 
     def _lay_out(self, page: TerminalPage) -> PageLines:
-        return PageLines(page.blocks, self._page_view.size.width)
+        return PageLines(page.blocks, self._page.size.width)
 
     def _show_frame(self) -> None:
         frame, width = self._frame, self.size.width
         if frame is None:
             return
-        page = self._page_view
+        page = self._page
         head = head_lines(frame, self._clock.now_ms(), page.describe_position(), width)
-        self.query_one("#head", LineView).show_lines(head)
-        self.query_one("#detail", LineView).show_lines(detail_lines(frame, page.anchor_at_cursor, width))
-        self.query_one("#keys", LineView).show_lines((key_line(frame.place, width),))
+        self._head.show_lines(head)
+        self._detail.show_lines(detail_lines(frame, page.anchor_at_cursor, width))
+        self._keys.show_lines((key_line(frame.place, width),))
 
     def _say(self, note: str) -> None:
         self._note = note
@@ -187,15 +183,15 @@ class TopApp(App[str]):
         """Show a page from its beginning, or as it was when it was left."""
         self._place, self._note = place, ""
         lines = self._lay_out(self._build())
-        height = self._page_view.size.height
+        height = self._page.size.height
         top, anchor = (0, "") if visit is None else (visit.top, visit.anchor)
-        self._page_view.show_page(lines, cursors.enter(lines, height, top=top, anchor=anchor))
+        self._page.show_page(lines, cursors.enter(lines, height, top=top, anchor=anchor))
         self._show_frame()
 
     # ------------------------------------------------------------------------------- keys
 
     def _remember(self) -> None:
-        view, anchor = self._page_view.view, self._page_view.anchor_at_cursor
+        view, anchor = self._page.view, self._page.anchor_at_cursor
         name = "" if anchor is None else anchor.name
         visit = Visit(place=self._place, top=view.top, anchor=name)
         self._visits = [*self._visits, visit][-VISITS_MAX:]
@@ -215,7 +211,7 @@ class TopApp(App[str]):
 
     def action_open(self) -> None:
         """Go where the line under the cursor leads."""
-        anchor = self._page_view.anchor_at_cursor
+        anchor = self._page.anchor_at_cursor
         if anchor is not None and anchor.target is not None:
             self._remember()
             self._go(anchor.target)
@@ -237,7 +233,7 @@ class TopApp(App[str]):
 
     def action_copy(self) -> None:
         """Copy the command of the line under the cursor."""
-        anchor = self._page_view.anchor_at_cursor
+        anchor = self._page.anchor_at_cursor
         if anchor is None or not anchor.command:
             self._say("There is no command here.")
             return
@@ -256,7 +252,7 @@ class TopApp(App[str]):
 
     def action_move(self, step: str) -> None:
         """Move the cursor, or the page under it."""
-        page = self._page_view
+        page = self._page
         lines, view, height = page.lines, page.view, page.size.height
         moves: dict[str, Callable[[], cursors.View]] = {
             "down": partial(cursors.move_down, lines, view, height),
@@ -275,7 +271,7 @@ class TopApp(App[str]):
         """Ask for a filter."""
         if not self._place.can_filter:
             return
-        prompt = self.query_one(FilterPrompt)
+        prompt = self._prompt
         prompt.value = show(format_filter(self._place.filter))
         prompt.display = True
         prompt.focus()
@@ -288,6 +284,6 @@ class TopApp(App[str]):
         self._go(replace(self._place, filter=parse_filter(event.value)))
 
     def _close_prompt(self) -> None:
-        self.query_one(FilterPrompt).display = False
-        self._page_view.focus()
+        self._prompt.display = False
+        self._page.focus()
         self._say("")

@@ -249,6 +249,18 @@ def test_it_ends(key: str) -> None:
     use_terminal(STATE, steps)
 
 
+def test_a_state_that_comes_while_it_ends_does_no_harm() -> None:
+    async def steps(screen: Screen) -> None:
+        screen.app.exit()
+        screen.feed.publish(read_again(make_snapshot()))
+        await screen.settle()
+        await screen.publish(read_again(read_again(make_snapshot())))
+        screen.app.show_state()
+        screen.app.show_age()
+
+    use_terminal(STATE, steps)
+
+
 def test_a_window_that_shrinks_keeps_the_row() -> None:
     async def steps(screen: Screen) -> None:
         await screen.press("2", "down", "down")
