@@ -28,7 +28,8 @@ def settle(
 ) -> View:
     """Return the view of a page that has changed: what the cursor stands on stays where it is on the screen.
 
-    If it is gone the cursor stays at its line.
+    If it is gone the cursor stays at its line. A page that is shown from its beginning on goes on to be: what
+    is worst comes first there, and would be hidden otherwise.
 
     Args:
         height_before: lines of the screen until now, if they are others.
@@ -43,7 +44,8 @@ def settle(
         cursor = after.find_next(view.cursor)
     if cursor is None or not _is_seen(view, height if height_before is None else height_before):
         return View(top=_clamp_top(after, view.top, height), cursor=cursor)
-    top = _clamp_top(after, view.top + cursor - view.cursor, height)
+    moved = cursor - view.cursor if view.top else 0
+    top = _clamp_top(after, view.top + moved, height)
     return _follow(after, View(top=top, cursor=cursor), height)
 
 

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from tallystick.console.events import is_away
 from tallystick.console.snapshot import NEVER_MS, PartStatus
 from tallystick.console.state import ConsoleState
-from tallystick.console.terminal.lines import Anchor, Line, Role, Span, badge, say
+from tallystick.console.terminal.lines import COMMAND_MAX, Anchor, Line, Role, Span, badge, say
 from tallystick.console.terminal.places import MENU, Place, list_keys
 from tallystick.console.views.page import PageInfo
 from tallystick.console.views.texts import format_duration
@@ -83,16 +83,18 @@ def _menu_line(place: Place) -> Line:
 
 
 def detail_lines(frame: Frame, anchor: Anchor | None, width: int) -> tuple[Line, ...]:
-    """Return the reason of what the cursor stands on, or a note."""
-    if frame.note:
-        texts, role = wrap(show(frame.note), width), Role.STRONG
-    else:
-        reason = "" if anchor is None else anchor.reason
-        texts, role = wrap(show(reason), width), Role.NORMAL
+    """Return what is said of the line under the cursor: a note, or the reason and the command to copy."""
+    role = Role.STRONG if frame.note else Role.NORMAL
+    text = frame.note or ("" if anchor is None else anchor.reason)
+    texts = wrap(show(text), width) if text else []
     if len(texts) > DETAIL_LINES:
         rest = join_visible(" ", texts[DETAIL_LINES - 1 :])
         texts = [*texts[: DETAIL_LINES - 1], clip(rest, width)]
-    lines = [Line((Span(text, role),)) for text in texts]
+    lines = [Line((Span(each, role),)) for each in texts]
+    if anchor is not None and anchor.command and len(lines) < DETAIL_LINES:
+        head = say("c copies: ", Role.QUIET)
+        command = show(anchor.command, max_length=COMMAND_MAX)
+        lines.append(Line((head, Span(clip(command, width - cell_len(head.text)), Role.COMMAND))))
     return (*lines, *(Line() for _ in range(DETAIL_LINES - len(lines))))
 
 

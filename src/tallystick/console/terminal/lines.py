@@ -131,9 +131,9 @@ def say(text: str, role: Role = Role.NORMAL) -> Span:
     return Span(show(text), role)
 
 
-def say_time(ms: int | None) -> Span:
+def write_time(ms: int | None) -> str:
     """Return a time, which is UTC as all of them are."""
-    return say(format_time(ms).removesuffix("+00:00"))
+    return format_time(ms).removesuffix("+00:00")
 
 
 def heading(text: str) -> Paragraph:

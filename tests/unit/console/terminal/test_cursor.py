@@ -58,8 +58,18 @@ def test_a_row_stays_under_the_cursor_and_on_its_line_of_the_screen(
     if name in after and name:
         assert name_at(new, settled) == name
         if view.cursor is not None and view.top <= view.cursor < view.top + height:
-            wanted_top = new.find(name) - (view.cursor - view.top)  # type: ignore[operator]
-            assert settled.top == max(0, min(wanted_top, new.count - height))
+            moved = new.find(name) - view.cursor  # type: ignore[operator]
+            if view.top:
+                assert settled.top == max(0, min(view.top + moved, new.count - height))
+            assert settled.cursor is not None
+            assert settled.top <= settled.cursor < settled.top + height
+
+
+def test_a_page_that_is_shown_from_its_beginning_shows_what_comes_first() -> None:
+    old, new = page(table("b", "c")), page(*text(2), table("a", "b", "c"))
+    view = settle(old, new, View(top=0, cursor=2), 10)
+    assert (view.top, name_at(new, view)) == (0, "c")
+    assert settle(old, new, View(top=0, cursor=2), 3).top == 3
 
 
 def test_a_row_that_is_gone_leaves_the_cursor_at_its_line() -> None:

@@ -69,7 +69,6 @@ def list_problem(problem: Problem) -> Iterator[Block]:
         name=f"problem {problem.key or problem.reason}",
         target=target,
         command=problem.command,
-        reason=problem.reason,
     )
     yield Paragraph((badge(problem.health), say("  "), say(problem.subject, Role.STRONG)), anchor, indent=4)
     yield Paragraph((say("    "), say(problem.reason)), indent=4)

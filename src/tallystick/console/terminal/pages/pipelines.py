@@ -17,11 +17,12 @@ from tallystick.console.terminal.lines import (
     field,
     say,
     table_of,
+    write_time,
 )
 from tallystick.console.terminal.places import Place, Section
 from tallystick.console.views.page import PageInfo
 from tallystick.console.views.pipelines import BatchView, ParticipantView, PrefixView, build_pipelines
-from tallystick.console.views.texts import format_count, format_time
+from tallystick.console.views.texts import format_count
 
 _PARTICIPANTS: Final = (
     Column(head="Participant", width=28, width_max=70),
@@ -49,7 +50,7 @@ def _list_prefix(each: PrefixView) -> Iterator[Block]:
     yield Paragraph((badge(each.health), say("  "), say(each.prefix, Role.HEADING)), anchor, 4)
     batch = "-" if each.batch_id is None else str(each.batch_id)
     yield field("Query", each.query_id)
-    yield field("Last batch", f"{batch}, decided {format_time(each.decided_ms)}")
+    yield field("Last batch", f"{batch}, decided {write_time(each.decided_ms)}")
     yield field("Decision", f"number {each.decision_number}" if each.decision_number else None)
     yield field("Completed", "yes" if each.is_complete else "not noted yet")
     yield field("Mode", each.mode)

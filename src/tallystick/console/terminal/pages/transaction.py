@@ -17,12 +17,12 @@ from tallystick.console.terminal.lines import (
     field,
     heading,
     say,
-    say_time,
     table_of,
+    write_time,
 )
 from tallystick.console.terminal.places import Place, Section
 from tallystick.console.views.page import PageInfo
-from tallystick.console.views.texts import format_count, format_duration, format_time
+from tallystick.console.views.texts import format_count, format_duration
 from tallystick.console.views.timeline import TimelineEvent
 from tallystick.console.views.transaction import (
     CoordinatorView,
@@ -63,7 +63,7 @@ def _list_blocks(page: TransactionPage, now_ms: int) -> Iterator[Block]:
         text = "No transaction of this id is open. Below is what is known of the id."
         yield Paragraph((say(text, Role.STRONG),))
     else:
-        anchor = Anchor(name="verdict", command=page.row.command, reason=page.row.reason)
+        anchor = Anchor(name="verdict", command=page.row.command)
         yield Paragraph((badge(page.row.health), say("  "), say(page.row.reason, Role.STRONG)), anchor, 4)
         if page.row.command:
             yield Command(page.row.command, Anchor(name="verdict command", command=page.row.command), 4)
@@ -96,7 +96,7 @@ def _make_events(events: Sequence[TimelineEvent], now_ms: int) -> list[Row]:
             say(mark, role),
             say(event.lane),
             say(label, Role.NORMAL if event.is_done else role),
-            say_time(event.at_ms),
+            say(write_time(event.at_ms)),
             say("-" if event.at_ms is None else format_duration(max(0, now_ms - event.at_ms))),
         )
         rows.append(Row(cells))
@@ -126,7 +126,7 @@ def _list_coordinator(view: CoordinatorView) -> Iterator[Block]:
     timeout = "none: two-phase commit" if view.timeout_ms is None else format_duration(view.timeout_ms)
     yield field("State", view.state)
     yield field("Token", f"{view.token} (producer id:epoch)")
-    yield field("Begun", format_time(view.started_ms))
+    yield field("Begun", write_time(view.started_ms))
     yield field("Timeout", timeout)
     yield field("Coordinator", f"broker {view.coordinator}")
     if view.superseded is not None:
@@ -155,7 +155,7 @@ def _list_decision(view: DecisionView) -> Iterator[Block]:
     yield field("Prefix", view.prefix)
     yield field("Place", view.role)
     yield field("Last decision", view.decision)
-    yield field("Decided", format_time(view.decided_ms))
+    yield field("Decided", write_time(view.decided_ms))
     yield field("Decisions in", view.source)
     yield field("Offsets", view.offsets)
 
@@ -169,7 +169,7 @@ def _make_partition(each: TransactionPartition) -> Row:
         say(format_count(each.end_offset)),
         say(format_count(each.held_back_count)),
         say(each.producer or "-"),
-        say_time(each.last_record_ms),
+        say(write_time(each.last_record_ms)),
     )
     target = Place(section=Section.TOPICS, key=each.partition.rpartition("-")[0])
     return Row(cells, Anchor(name=f"partition {each.partition}", target=target, reason=each.finding))
