@@ -22,16 +22,16 @@ from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.health import Limits
 from tallystick.console.state import ConsoleState
 from tallystick.console.terminal.once import look_once
-from tallystick.console.terminal.summary import Outcome, judge_state, list_summary
+from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary
 from tallystick.kernel.clock import SystemClock
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EXITS: Final = {
-    Outcome.WELL: ExitCode.DONE,
-    Outcome.NEEDS_OPERATOR: ExitCode.HANGING,
-    Outcome.INCOMPLETE: ExitCode.INCOMPLETE,
+    LookOutcome.WELL: ExitCode.DONE,
+    LookOutcome.NEEDS_OPERATOR: ExitCode.HANGING,
+    LookOutcome.INCOMPLETE: ExitCode.INCOMPLETE,
 }
 
 Once = Annotated[

@@ -1,7 +1,6 @@
 """The Textual application: one screen, whose page is built anew from each state of the feed."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import ClassVar, Final
 
 from textual.app import App, ComposeResult
@@ -20,7 +19,7 @@ from tallystick.console.terminal.frame import (
 )
 from tallystick.console.terminal.line_view import LineView, PageView
 from tallystick.console.terminal.lines import PageLines
-from tallystick.console.terminal.pages import TerminalPage, build_page
+from tallystick.console.terminal.pages import build_page
 from tallystick.console.terminal.places import (
     MENU,
     Place,
@@ -82,13 +81,7 @@ class TopApp(App[str]):
         Binding("c", "copy", show=False),
         Binding("r", "read", show=False),
         Binding("question_mark", "explain", show=False),
-        Binding("q,ctrl+c", "end", show=False, priority=False),
-        Binding("down,j", "move('down')", show=False),
-        Binding("up,k", "move('up')", show=False),
-        Binding("pagedown,space", "move('page_down')", show=False),
-        Binding("pageup", "move('page_up')", show=False),
-        Binding("home,g", "move('start')", show=False),
-        Binding("end,G", "move('end')", show=False),
+        Binding("q,ctrl+c", "quit", show=False),
     ]
 
     def __init__(
@@ -128,6 +121,9 @@ class TopApp(App[str]):
     def on_page_view_size_changed(self) -> None:
         self.show_state()
 
+    def on_page_view_moved(self) -> None:
+        self._say("")
+
     async def _follow(self) -> None:
         async for _ in self._feed.follow():
             self.show_state()
@@ -136,7 +132,7 @@ class TopApp(App[str]):
 
     def show_state(self) -> None:
         """Show the newest state; the cursor stays where it is."""
-        self._page.follow_page(self._lay_out(self._build()))
+        self._page.follow_page(self._build())
         self._show_frame()
 
     def show_age(self) -> None:
@@ -147,7 +143,7 @@ class TopApp(App[str]):
         self._frame = replace(self._frame, away=away)
         self._show_frame()
 
-    def _build(self) -> TerminalPage:
+    def _build(self) -> PageLines:
         state, now_ms = self._feed.state, self._clock.now_ms()
         page = build_page(state, self._place, now_ms)
         self._frame = Frame(
@@ -158,9 +154,6 @@ class TopApp(App[str]):
             away=describe_away(state, now_ms),
             note=self._note,
         )
-        return page
-
-    def _lay_out(self, page: TerminalPage) -> PageLines:
         return PageLines(page.blocks, self._page.size.width)
 
     def _show_frame(self) -> None:
@@ -182,8 +175,7 @@ class TopApp(App[str]):
     def _go(self, place: Place, *, visit: Visit | None = None) -> None:
         """Show a page from its beginning, or as it was when it was left."""
         self._place, self._note = place, ""
-        lines = self._lay_out(self._build())
-        height = self._page.size.height
+        lines, height = self._build(), self._page.size.height
         top, anchor = (0, "") if visit is None else (visit.top, visit.anchor)
         self._page.show_page(lines, cursors.enter(lines, height, top=top, anchor=anchor))
         self._show_frame()
@@ -246,25 +238,6 @@ class TopApp(App[str]):
             self._read_soon()
             self._say("It is read again as soon as its load allows.")
 
-    def action_end(self) -> None:
-        """End the program."""
-        self.exit()
-
-    def action_move(self, step: str) -> None:
-        """Move the cursor, or the page under it."""
-        page = self._page
-        lines, view, height = page.lines, page.view, page.size.height
-        moves: dict[str, Callable[[], cursors.View]] = {
-            "down": partial(cursors.move_down, lines, view, height),
-            "up": partial(cursors.move_up, lines, view, height),
-            "page_down": partial(cursors.move_page, lines, view, height, 1),
-            "page_up": partial(cursors.move_page, lines, view, height, -1),
-            "start": partial(cursors.move_to_start, lines),
-            "end": partial(cursors.move_to_end, lines, height),
-        }
-        page.move(moves[step]())
-        self._say("")
-
     # ----------------------------------------------------------------------------- filter
 
     def action_filter(self) -> None:
@@ -276,7 +249,8 @@ class TopApp(App[str]):
         prompt.display = True
         prompt.focus()
         prompt.cursor_position = len(prompt.value)
-        self._say("Filter: Enter applies it, Esc keeps what is shown.")
+        fields = "health=WORD state=STATE store=NAME and " if self._place.can_sort else ""
+        self._say(f"Filter by {fields}a part of the name. Enter applies it, Esc keeps what is shown.")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Show what matches."""

@@ -5,9 +5,9 @@ from typing import Final
 from rich.cells import cell_len
 
 from tallystick.console.events import is_away
-from tallystick.console.snapshot import NEVER_MS, PartStatus
+from tallystick.console.snapshot import NEVER_MS
 from tallystick.console.state import ConsoleState
-from tallystick.console.terminal.lines import COMMAND_MAX, Anchor, Line, Role, Span, badge, say
+from tallystick.console.terminal.lines import COMMAND_MAX, Anchor, Line, Span, TextRole, badge, say
 from tallystick.console.terminal.places import MENU, Place, list_keys
 from tallystick.console.views.page import PageInfo
 from tallystick.console.views.texts import format_duration
@@ -30,31 +30,34 @@ class Frame(Value, kw_only=True):
 
 
 def describe_away(state: ConsoleState, now_ms: int) -> str:
-    """Return that the cluster does not answer, since when, and why; empty if it does."""
-    snapshot = state.snapshot
-    parts = (snapshot.cluster.status, snapshot.transactions.status)
-    away = [part for part in parts if is_away(part)]
-    if state.is_first or not away:
+    """Return that the cluster cannot be read, since when, and why; empty if it can.
+
+    Transactions tell: they are read most often. The cluster's own part counts where it is the newer one.
+    """
+    cluster, transactions = state.snapshot.cluster.status, state.snapshot.transactions.status
+    newest = cluster if is_away(cluster) and cluster.tried_ms >= transactions.tried_ms else transactions
+    if not is_away(newest):
         return ""
-    reason = next((failure for part in away for failure in part.failures), "it does not answer")
-    return f"No answer from the cluster{_since(away, now_ms)}: {reason}"
-
-
-def _since(away: list[PartStatus], now_ms: int) -> str:
-    read_ms = max(part.read_ms for part in away)
-    return "" if read_ms == NEVER_MS else f", last read {format_duration(max(0, now_ms - read_ms))} ago"
+    read_ms = max(cluster.read_ms, transactions.read_ms)
+    since = "" if read_ms == NEVER_MS else f", last read {format_duration(max(0, now_ms - read_ms))} ago"
+    reason = next(iter(newest.failures), "it does not answer")
+    return f"The cluster cannot be read{since}: {reason}"
 
 
 def head_lines(frame: Frame, now_ms: int, position: str, width: int) -> tuple[Line, ...]:
     """Return the lines above the page: always the same number, so that nothing jumps."""
-    left = (say("tallystick ", Role.STRONG), badge(frame.health), say("  "))
+    left = (say("tallystick ", TextRole.STRONG), badge(frame.health), say("  "))
     right = say(f"  {describe_age(frame, now_ms)}")
     room = max(0, width - sum(cell_len(span.text) for span in (*left, right)))
     servers = shorten(show(frame.info.bootstrap_servers), room)
     filler = show(" " * (room - cell_len(servers)))
-    first = Line((*left, Span(servers, Role.QUIET), Span(filler), right))
-    title, role = (f"! {frame.away}", Role.BAD) if frame.away else (frame.info.title, Role.HEADING)
-    return first, _menu_line(frame.place), _spread(Span(show(title), role), say(position, Role.QUIET), width)
+    first = Line((*left, Span(servers, TextRole.QUIET), Span(filler), right))
+    title, role = (f"! {frame.away}", TextRole.BAD) if frame.away else (frame.info.title, TextRole.HEADING)
+    return (
+        first,
+        _menu_line(frame.place),
+        _spread(Span(show(title), role), say(position, TextRole.QUIET), width),
+    )
 
 
 def _spread(left: Span, right: Span, width: int) -> Line:
@@ -69,7 +72,7 @@ def _spread(left: Span, right: Span, width: int) -> Line:
 def describe_age(frame: Frame, now_ms: int) -> str:
     """Return how old the data of the page are; they age while nothing new is read."""
     if frame.info.age_ms is None:
-        return "not read yet"
+        return "not all read yet" if frame.info.snapshot_number else "not read yet"
     return f"read {format_duration(frame.info.age_ms + max(0, now_ms - frame.built_ms))} ago"
 
 
@@ -78,13 +81,13 @@ def _menu_line(place: Place) -> Line:
     for number, section in enumerate(MENU, 1):
         is_here = section is place.section
         text = f"[{number} {section.value}]" if is_here else f" {number} {section.value} "
-        spans.append(say(text, Role.STRONG if is_here else Role.QUIET))
+        spans.append(say(text, TextRole.STRONG if is_here else TextRole.QUIET))
     return Line(tuple(spans))
 
 
 def detail_lines(frame: Frame, anchor: Anchor | None, width: int) -> tuple[Line, ...]:
     """Return what is said of the line under the cursor: a note, or the reason and the command to copy."""
-    role = Role.STRONG if frame.note else Role.NORMAL
+    role = TextRole.STRONG if frame.note else TextRole.NORMAL
     text = frame.note or ("" if anchor is None else anchor.reason)
     texts = wrap(show(text), width) if text else []
     if len(texts) > DETAIL_LINES:
@@ -92,9 +95,9 @@ def detail_lines(frame: Frame, anchor: Anchor | None, width: int) -> tuple[Line,
         texts = [*texts[: DETAIL_LINES - 1], clip(rest, width)]
     lines = [Line((Span(each, role),)) for each in texts]
     if anchor is not None and anchor.command and len(lines) < DETAIL_LINES:
-        head = say("c copies: ", Role.QUIET)
+        head = say("c copies: ", TextRole.QUIET)
         command = show(anchor.command, max_length=COMMAND_MAX)
-        lines.append(Line((head, Span(clip(command, width - cell_len(head.text)), Role.COMMAND))))
+        lines.append(Line((head, Span(clip(command, width - cell_len(head.text)), TextRole.COMMAND))))
     return (*lines, *(Line() for _ in range(DETAIL_LINES - len(lines))))
 
 
@@ -103,7 +106,7 @@ def key_line(place: Place, width: int) -> Line:
     spans: list[Span] = []
     room = width + 2  # the last one needs no blanks behind it
     for key, does in list_keys(place):
-        texts = (say(key, Role.STRONG), say(f" {does}  ", Role.QUIET))
+        texts = (say(key, TextRole.STRONG), say(f" {does}  ", TextRole.QUIET))
         size = sum(cell_len(span.text) for span in texts)
         if size > room:
             break

@@ -4,29 +4,31 @@ They take `Line`s, whose text is `Visible`, and make strips of cells of them. No
 renderable of Textual or Rich is made of a text, so brackets in an id are brackets.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import ClassVar, Final
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
 from tallystick.console.terminal import cursor as cursors
 from tallystick.console.terminal.cursor import View
-from tallystick.console.terminal.lines import MARGIN, Anchor, Line, PageLines, Role
+from tallystick.console.terminal.lines import MARGIN, Anchor, Line, PageLines, TextRole
 
 # The sixteen colours of the terminal itself, so that they suit its background, light or dark.
-STYLES: Final[Mapping[Role, Style]] = {
-    Role.NORMAL: Style(),
-    Role.QUIET: Style(dim=True),
-    Role.STRONG: Style(bold=True),
-    Role.HEADING: Style(bold=True, underline=True),
-    Role.COMMAND: Style(color="blue"),
-    Role.GOOD: Style(color="green"),
-    Role.DOUBTFUL: Style(color="magenta", bold=True),
-    Role.BAD: Style(color="red", bold=True),
+STYLES: Final[Mapping[TextRole, Style]] = {
+    TextRole.NORMAL: Style(),
+    TextRole.QUIET: Style(dim=True),
+    TextRole.STRONG: Style(bold=True),
+    TextRole.HEADING: Style(bold=True, underline=True),
+    TextRole.COMMAND: Style(color="blue"),
+    TextRole.GOOD: Style(color="green"),
+    TextRole.DOUBTFUL: Style(color="magenta", bold=True),
+    TextRole.BAD: Style(color="red", bold=True),
 }
 _UNDER_CURSOR: Final = Style(reverse=True)
 
@@ -61,6 +63,15 @@ class LineView(Widget):
 class PageView(Widget, can_focus=True):
     """The lines of a page with the cursor. The cursor is marked by `>` beside its colours."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,j", "move('down')", show=False),
+        Binding("up,k", "move('up')", show=False),
+        Binding("pagedown,space", "move('page_down')", show=False),
+        Binding("pageup", "move('page_up')", show=False),
+        Binding("home,g", "move('start')", show=False),
+        Binding("end,G", "move('end')", show=False),
+    ]
+
     def __init__(self, name: str) -> None:
         """Show nothing yet. The name is that of the style sheet."""
         super().__init__(id=name)
@@ -70,6 +81,9 @@ class PageView(Widget, can_focus=True):
 
     class SizeChanged(Message):
         """The page has another size: its lines have to be laid out anew."""
+
+    class Moved(Message):
+        """The cursor may stand on another line."""
 
     def on_resize(self) -> None:
         self.post_message(self.SizeChanged())
@@ -91,11 +105,20 @@ class PageView(Widget, can_focus=True):
         view = cursors.settle(self.lines, lines, self.view, height, height_before=self._height)
         self.show_page(lines, view)
 
-    def move(self, view: View) -> None:
-        """Show the same page from another line on."""
-        if view != self.view:
-            self.view = view
-            self.refresh()
+    def action_move(self, step: str) -> None:
+        """Move the cursor, or the page under it."""
+        lines, view, height = self.lines, self.view, self.size.height
+        moves: dict[str, Callable[[], View]] = {
+            "down": partial(cursors.move_down, lines, view, height),
+            "up": partial(cursors.move_up, lines, view, height),
+            "page_down": partial(cursors.move_page, lines, view, height, 1),
+            "page_up": partial(cursors.move_page, lines, view, height, -1),
+            "start": partial(cursors.move_to_start, lines),
+            "end": partial(cursors.move_to_end, lines, height),
+        }
+        self.view = moves[step]()
+        self.refresh()
+        self.post_message(self.Moved())
 
     def describe_position(self) -> str:
         """Return which lines are shown, where that is not all of them."""

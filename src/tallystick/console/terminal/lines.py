@@ -22,7 +22,7 @@ MARGIN: Final = 2
 """Cells before each line, where the mark of the cursor stands."""
 
 
-class Role(Enum):
+class TextRole(Enum):
     """What a text is; a style says it once more, which may be missing (NO_COLOR)."""
 
     NORMAL = "normal"
@@ -39,7 +39,7 @@ class Span(Value):
     """Text in one role."""
 
     text: Visible
-    role: Role = Role.NORMAL
+    role: TextRole = TextRole.NORMAL
 
 
 class Anchor(Value, kw_only=True):
@@ -126,7 +126,7 @@ class Table(Value, kw_only=True):
 Block = Paragraph | Command | Table
 
 
-def say(text: str, role: Role = Role.NORMAL) -> Span:
+def say(text: str, role: TextRole = TextRole.NORMAL) -> Span:
     """Return a text of whatever origin as a span."""
     return Span(show(text), role)
 
@@ -137,16 +137,16 @@ def write_time(ms: int | None) -> str:
 
 
 def heading(text: str) -> Paragraph:
-    return Paragraph((Span(show(text), Role.HEADING),))
+    return Paragraph((Span(show(text), TextRole.HEADING),))
 
 
 def blank() -> Paragraph:
     return Paragraph(())
 
 
-def field(label: str, value: str | None, role: Role = Role.NORMAL) -> Paragraph:
+def field(label: str, value: str | None, role: TextRole = TextRole.NORMAL) -> Paragraph:
     """Return a labelled value; `-` for none."""
-    spans = (Span(pad(show(label), LABEL_WIDTH), Role.QUIET), say(value or "-", role))
+    spans = (Span(pad(show(label), LABEL_WIDTH), TextRole.QUIET), say(value or "-", role))
     return Paragraph(spans, indent=LABEL_WIDTH)
 
 
@@ -214,23 +214,23 @@ class PageLines:
             case Command():
                 texts = wrap_command(show(block.text, max_length=COMMAND_MAX), width - block.indent)
                 margin = Span(show(" " * block.indent))
-                lines = [(margin, Span(text, Role.COMMAND)) for text in texts]
+                lines = [(margin, Span(text, TextRole.COMMAND)) for text in texts]
                 yield _FixedPart(lines[:1], block.anchor)
                 yield _FixedPart(lines[1:], None)
             case Table():
                 if not block.items:
-                    yield _FixedPart([(say(block.empty, Role.QUIET),)], None)
+                    yield _FixedPart([(say(block.empty, TextRole.QUIET),)], None)
                     return
-                shown = _choose_columns(block.columns, width)
+                fitting = _choose_columns(block.columns, width)
                 heads = (
                     Span(
                         pad(show(block.columns[at].head), cells, to_right=block.columns[at].to_right),
-                        Role.QUIET,
+                        TextRole.QUIET,
                     )
-                    for at, cells in shown
+                    for at, cells in fitting
                 )
                 yield _FixedPart([_join_cells(heads)], None)
-                yield _TablePart(block, shown)
+                yield _TablePart(block, fitting)
 
 
 class _FixedPart:
@@ -251,8 +251,8 @@ class _FixedPart:
 class _TablePart:
     """The rows of a table."""
 
-    def __init__(self, table: Table, shown: Sequence[tuple[int, int]]) -> None:
-        self._table, self._shown = table, shown
+    def __init__(self, table: Table, fitting: Sequence[tuple[int, int]]) -> None:
+        self._table, self._fitting = table, fitting
         self.is_selectable = table.name is not None
         self.count = len(table.items)
 
@@ -261,7 +261,7 @@ class _TablePart:
         columns = self._table.columns
         cells = (
             Span(pad(row.cells[at].text, width, to_right=columns[at].to_right), row.cells[at].role)
-            for at, width in self._shown
+            for at, width in self._fitting
         )
         return Line(_join_cells(cells), row.anchor)
 
@@ -313,19 +313,19 @@ def _wrap_spans(paragraph: Paragraph, width: int) -> list[tuple[Span, ...]]:
 
 def badge(word: str) -> Span:
     """Return a word of health, which says it without a colour."""
-    return Span(show(word), _ROLE_BY_HEALTH.get(word, Role.DOUBTFUL))
+    return Span(show(word), _ROLE_BY_HEALTH.get(word, TextRole.DOUBTFUL))
 
 
 _ROLE_BY_HEALTH: Final = {
-    "": Role.NORMAL,
-    "ok": Role.GOOD,
-    "looking again": Role.QUIET,
-    "slow": Role.DOUBTFUL,
-    "unknown": Role.DOUBTFUL,
-    "broken": Role.BAD,
-    "hanging": Role.BAD,
-    "orphan": Role.BAD,
-    "recover": Role.BAD,
+    "": TextRole.NORMAL,
+    "ok": TextRole.GOOD,
+    "looking again": TextRole.QUIET,
+    "slow": TextRole.DOUBTFUL,
+    "unknown": TextRole.DOUBTFUL,
+    "broken": TextRole.BAD,
+    "hanging": TextRole.BAD,
+    "orphan": TextRole.BAD,
+    "recover": TextRole.BAD,
 }
 
 

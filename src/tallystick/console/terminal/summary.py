@@ -17,7 +17,7 @@ from tallystick.console.visible import Visible, show
 from tallystick.kernel.value import Value
 
 
-class Outcome(Enum):
+class LookOutcome(Enum):
     """What a look at the cluster comes to."""
 
     WELL = "nothing needs an operator"
@@ -28,12 +28,12 @@ class Outcome(Enum):
 _WORDS: Final = frozenset(health.value for health in Health if health.needs_action)
 
 
-def judge_state(state: ConsoleState) -> Outcome:
+def judge_state(state: ConsoleState) -> LookOutcome:
     """Return what the state comes to; a transaction that needs an operator weighs more than a gap."""
     if any(each.health.needs_action for each in state.joint):
-        return Outcome.NEEDS_OPERATOR
+        return LookOutcome.NEEDS_OPERATOR
     is_open = any(each.health in (Health.UNKNOWN, Health.UNSETTLED) for each in state.joint)
-    return Outcome.INCOMPLETE if is_open or not are_all_read(state.snapshot) else Outcome.WELL
+    return LookOutcome.INCOMPLETE if is_open or not are_all_read(state.snapshot) else LookOutcome.WELL
 
 
 def are_all_read(snapshot: Snapshot) -> bool:
@@ -75,7 +75,9 @@ def list_statuses(snapshot: Snapshot) -> tuple[PartStatus, ...]:
 def list_summary(state: ConsoleState, now_ms: int) -> Iterator[Visible]:
     """Yield the lines. None is broken: a command can be copied, and a program finds what belongs together."""
     page = build_overview(state, now_ms)
-    age = "not read" if page.info.age_ms is None else f"read {format_duration(page.info.age_ms)} ago"
+    age = "not all read" if page.info.snapshot_number else "not read"
+    if page.info.age_ms is not None:
+        age = f"read {format_duration(page.info.age_ms)} ago"
     yield show(f"{page.info.bootstrap_servers}, {age}")
     yield show(f"{page.health}: {page.headline}")
     for label, value in list_figures(page):

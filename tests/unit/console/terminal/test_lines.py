@@ -12,9 +12,9 @@ from tallystick.console.terminal.lines import (
     Command,
     PageLines,
     Paragraph,
-    Role,
     Row,
     Table,
+    TextRole,
     badge,
     field,
     heading,
@@ -121,9 +121,10 @@ def test_further_lines_of_a_text_are_indented_and_have_no_anchor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "role"), [("broken", Role.BAD), ("ok", Role.GOOD), ("of a later version", Role.DOUBTFUL)]
+    ("word", "role"),
+    [("broken", TextRole.BAD), ("ok", TextRole.GOOD), ("of a later version", TextRole.DOUBTFUL)],
 )
-def test_health_is_a_word_and_then_a_colour(word: str, role: Role) -> None:
+def test_health_is_a_word_and_then_a_colour(word: str, role: TextRole) -> None:
     assert badge(word) == say(word, role)
 
 

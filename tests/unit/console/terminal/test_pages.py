@@ -226,7 +226,7 @@ def test_a_cluster_that_is_away_is_said_on_every_page_with_its_age() -> None:
         transactions=replace(snapshot.transactions, status=away),
     )
     state = advance(advance(ConsoleState(), snapshot), gone)
-    text = "! No answer from the cluster, last read 43 s ago: transactions: refused"
+    text = "! The cluster cannot be read, last read 43 s ago: transactions: refused"
     for place in PLACES:
         assert head_lines(make_frame(state, place, NOW_MS + 3_000), NOW_MS + 3_000, "", 80)[
             2
@@ -237,9 +237,31 @@ def test_a_cluster_that_is_away_is_said_on_every_page_with_its_age() -> None:
 def test_a_cluster_that_never_answered_is_said_to_be_away() -> None:
     away = PartStatus(tried_ms=NOW_MS, failures=("cluster: refused",))
     snapshot = make_snapshot()
-    snapshot = replace(snapshot, cluster=replace(snapshot.cluster, status=away))
+    gone = replace(
+        snapshot,
+        cluster=replace(snapshot.cluster, status=away),
+        transactions=replace(snapshot.transactions, status=PartStatus()),
+    )
+    state = advance(ConsoleState(), gone)
+    assert describe_away(state, NOW_MS) == "The cluster cannot be read: cluster: refused"
+
+
+def test_a_cluster_that_is_back_is_not_called_away_by_what_was_read_before() -> None:
+    away = PartStatus(read_ms=NOW_MS - 90_000, tried_ms=NOW_MS - 9_000, failures=("cluster: refused",))
+    back = PartStatus(read_ms=NOW_MS, tried_ms=NOW_MS)
+    snapshot = make_snapshot()
+    snapshot = replace(
+        snapshot,
+        cluster=replace(snapshot.cluster, status=away),
+        transactions=replace(snapshot.transactions, status=back),
+    )
+    assert describe_away(advance(ConsoleState(), snapshot), NOW_MS) == ""
+
+
+def test_a_store_that_was_never_read_is_not_taken_for_the_cluster() -> None:
+    snapshot = make_snapshot(stores=[make_store(failures=("refused",), read_ms=0)])
     state = advance(ConsoleState(), snapshot)
-    assert describe_away(state, NOW_MS) == "No answer from the cluster: cluster: refused"
+    assert head_lines(make_frame(state, Place()), NOW_MS, "", 80)[0].text.endswith("  not all read yet")
 
 
 def test_a_note_stands_in_place_of_the_reason() -> None:

@@ -186,7 +186,7 @@ def test_a_cluster_that_is_away_is_said_at_once_and_its_data_age() -> None:
     async def steps(screen: Screen) -> None:
         gone = read_again(snapshot)
         await screen.publish(replace(gone, transactions=replace(gone.transactions, status=away)))
-        assert screen.lines[2].startswith("! No answer from the cluster, last read 200 ms ago: ")
+        assert screen.lines[2].startswith("! The cluster cannot be read, last read 200 ms ago: ")
         screen.clock.advance(60_000)
         screen.app.show_age()
         await screen.settle()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tallystick.console.state import ConsoleState
-from tallystick.console.terminal.lines import Block, Paragraph, Role, blank, say
+from tallystick.console.terminal.lines import Block, Paragraph, TextRole, blank, say
 from tallystick.console.terminal.pages import (
     groups,
     key_help,
@@ -53,4 +53,4 @@ def list_failures(info: PageInfo) -> tuple[Block, ...]:
     if not info.failures:
         return ()
     lines = [Paragraph((say("- "), say(text)), indent=2) for text in dict.fromkeys(info.failures)]
-    return (Paragraph((say("Not everything could be read:", Role.BAD),)), *lines, blank())
+    return (Paragraph((say("Not everything could be read:", TextRole.BAD),)), *lines, blank())

@@ -10,9 +10,9 @@ from tallystick.console.terminal.lines import (
     Column,
     Command,
     Paragraph,
-    Role,
     Row,
     Table,
+    TextRole,
     blank,
     field,
     heading,
@@ -76,12 +76,12 @@ def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, lis
         empty="No group matches the filter." if wanted else empty,
     )
     text = "To read: data records up to the last stable offset; - where they were not counted."
-    return page.info, [table, blank(), Paragraph((say(text, Role.QUIET),))]
+    return page.info, [table, blank(), Paragraph((say(text, TextRole.QUIET),))]
 
 
 def _make_group(row: GroupRow) -> Row:
     cells = (
-        say(row.group_id, Role.STRONG),
+        say(row.group_id, TextRole.STRONG),
         say(row.state),
         say(format_count(row.member_count)),
         say(format_count(row.data_lag)),
@@ -97,7 +97,7 @@ def _list_group(page: GroupPage) -> Iterator[Block]:
     yield field("Group", page.group_id)
     if page.row is None:
         text = "There is no group of this name, or the user of this console may not describe it."
-        yield Paragraph((say(text, Role.QUIET),))
+        yield Paragraph((say(text, TextRole.QUIET),))
         return
     yield field("State", page.row.state)
     yield field("To read", format_count(page.row.data_lag))
@@ -132,7 +132,7 @@ def _name_partition(row: GroupPartitionRow) -> str:
 def _make_partition(row: GroupPartitionRow) -> Row:
     passed = f"{pluralize(row.passed_markers, 'marker')}, {format_count(row.passed_aborted)} aborted"
     cells = (
-        say(row.partition, Role.STRONG),
+        say(row.partition, TextRole.STRONG),
         say(format_count(row.data_lag)),
         say(format_count(row.held_back_count)),
         say("in a transaction" if row.is_pending else "-"),
@@ -152,7 +152,7 @@ def _name_member(row: MemberRow) -> str:
 
 def _make_member(row: MemberRow) -> Row:
     cells = (
-        say(row.client_id, Role.STRONG),
+        say(row.client_id, TextRole.STRONG),
         say(row.member_id),
         say(row.host),
         say(format_count(row.partition_count)),

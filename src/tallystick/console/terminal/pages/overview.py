@@ -10,8 +10,8 @@ from tallystick.console.terminal.lines import (
     Column,
     Command,
     Paragraph,
-    Role,
     Row,
+    TextRole,
     badge,
     blank,
     field,
@@ -42,7 +42,7 @@ def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, lis
 
 def list_summary(page: OverviewPage) -> Iterator[Block]:
     """List health and figures."""
-    yield Paragraph((badge(page.health), say("  "), say(page.headline, Role.STRONG)), indent=4)
+    yield Paragraph((badge(page.health), say("  "), say(page.headline, TextRole.STRONG)), indent=4)
     yield blank()
     for label, value in list_figures(page):
         yield field(label, value)
@@ -70,7 +70,9 @@ def list_problem(problem: Problem) -> Iterator[Block]:
         target=target,
         command=problem.command,
     )
-    yield Paragraph((badge(problem.health), say("  "), say(problem.subject, Role.STRONG)), anchor, indent=4)
+    yield Paragraph(
+        (badge(problem.health), say("  "), say(problem.subject, TextRole.STRONG)), anchor, indent=4
+    )
     yield Paragraph((say("    "), say(problem.reason)), indent=4)
     if problem.command:
         yield Command(problem.command, Anchor(name=f"{anchor.name} command", command=problem.command), 4)

@@ -10,8 +10,8 @@ from tallystick.console.terminal.lines import (
     Column,
     Command,
     Paragraph,
-    Role,
     Row,
+    TextRole,
     badge,
     blank,
     field,
@@ -40,14 +40,14 @@ def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, lis
         blocks += _list_prefix(each)
     if not page.prefixes:
         text = "No decision of a Spark query was found. They are read from --decisions TOPIC, and the stores."
-        blocks.append(Paragraph((say(text, Role.QUIET),)))
+        blocks.append(Paragraph((say(text, TextRole.QUIET),)))
     return page.info, blocks
 
 
 def _list_prefix(each: PrefixView) -> Iterator[Block]:
     name = f"prefix {each.prefix} {each.source}"
     anchor = Anchor(name=name, command=each.resolve_command)
-    yield Paragraph((badge(each.health), say("  "), say(each.prefix, Role.HEADING)), anchor, 4)
+    yield Paragraph((badge(each.health), say("  "), say(each.prefix, TextRole.HEADING)), anchor, 4)
     batch = "-" if each.batch_id is None else str(each.batch_id)
     yield field("Query", each.query_id)
     yield field("Last batch", f"{batch}, decided {write_time(each.decided_ms)}")
@@ -77,6 +77,6 @@ def _format_batch(batch: BatchView) -> str:
 
 
 def _make_participant(name: str, one: ParticipantView) -> Row:
-    cells = (say(one.transactional_id, Role.STRONG), say(one.outcome), say(one.producer))
+    cells = (say(one.transactional_id, TextRole.STRONG), say(one.outcome), say(one.producer))
     target = Place(section=Section.TRANSACTIONS, key=one.key)
     return Row(cells, Anchor(name=f"{name} {one.transactional_id}", target=target))

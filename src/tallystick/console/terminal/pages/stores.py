@@ -11,9 +11,9 @@ from tallystick.console.terminal.lines import (
     Column,
     Command,
     Paragraph,
-    Role,
     Row,
     Table,
+    TextRole,
     badge,
     blank,
     field,
@@ -50,7 +50,7 @@ def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, lis
         blocks += _list_store(store, place)
     if not page.stores:
         text = "No store is read. Start with --store URL, once for each database that decides."
-        blocks.append(Paragraph((say(text, Role.QUIET),)))
+        blocks.append(Paragraph((say(text, TextRole.QUIET),)))
     return page.info, blocks
 
 
@@ -59,7 +59,7 @@ def _list_store(store: StoreView, place: Place) -> Iterator[Block]:
         name=f"store {store.name}", command=store.resolve_command, reason="; ".join(store.failures)
     )
     word = badge("ok" if store.is_reachable else "unknown")
-    yield Paragraph((word, say("  "), say(store.name, Role.HEADING)), anchor, 4)
+    yield Paragraph((word, say("  "), say(store.name, TextRole.HEADING)), anchor, 4)
     yield field("Kind", f"{store.kind} {store.engine}".strip())
     yield field(
         "Rows", f"{format_count(store.row_count)}, {format_count(store.open_count)} with an open transaction"
@@ -83,7 +83,7 @@ def _list_store(store: StoreView, place: Place) -> Iterator[Block]:
         )
     if store.row_count > len(store.rows):
         text = f"{format_count(len(store.rows))} of {format_count(store.row_count)} rows are shown."
-        yield Paragraph((say(text, Role.QUIET),))
+        yield Paragraph((say(text, TextRole.QUIET),))
     if store.server_prepared:
         yield heading("Prepared transactions of the server itself")
         yield table_of([_make_prepared(store.name, each) for each in store.server_prepared], _PREPARED, "")
@@ -96,7 +96,7 @@ def _name_row(row: StoredRow, *, store: str) -> str:
 
 def _make_row(row: StoredRow, *, store: str) -> Row:
     cells = (
-        say(row.transactional_id, Role.STRONG),
+        say(row.transactional_id, TextRole.STRONG),
         say(row.stored_state or "-"),
         say("yes" if row.is_settled else "no"),
         say(row.lease or "-"),

@@ -9,9 +9,9 @@ from tallystick.console.terminal.lines import (
     Block,
     Column,
     Paragraph,
-    Role,
     Row,
     Table,
+    TextRole,
     badge,
     field,
     say,
@@ -62,12 +62,12 @@ def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, lis
 
 def _make_topic(row: TopicRow) -> Row:
     cells = (
-        say(row.name, Role.STRONG),
+        say(row.name, TextRole.STRONG),
         say(format_count(row.partition_count)),
         say(format_count(row.offset_count)),
         say(format_count(row.open_count)),
         say(format_count(row.held_back_count)),
-        say("internal" if row.is_internal else "", Role.QUIET),
+        say("internal" if row.is_internal else "", TextRole.QUIET),
     )
     return Row(cells, Anchor(name=row.name, target=Place(section=Section.TOPICS, key=row.name)))
 
@@ -76,7 +76,7 @@ def _list_topic(topic: TopicPage) -> Iterator[Block]:
     yield field("Topic", topic.name)
     if not topic.is_known:
         text = "There is no topic of this name, or the user of this console may not describe it."
-        yield Paragraph((say(text, Role.QUIET),))
+        yield Paragraph((say(text, TextRole.QUIET),))
         return
     yield Table(
         columns=_PARTITIONS,

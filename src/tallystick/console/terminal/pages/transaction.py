@@ -10,8 +10,8 @@ from tallystick.console.terminal.lines import (
     Column,
     Command,
     Paragraph,
-    Role,
     Row,
+    TextRole,
     badge,
     blank,
     field,
@@ -61,10 +61,10 @@ def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, lis
 def _list_blocks(page: TransactionPage, now_ms: int) -> Iterator[Block]:
     if page.row is None:
         text = "No transaction of this id is open. Below is what is known of the id."
-        yield Paragraph((say(text, Role.STRONG),))
+        yield Paragraph((say(text, TextRole.STRONG),))
     else:
         anchor = Anchor(name="verdict", command=page.row.command)
-        yield Paragraph((badge(page.row.health), say("  "), say(page.row.reason, Role.STRONG)), anchor, 4)
+        yield Paragraph((badge(page.row.health), say("  "), say(page.row.reason, TextRole.STRONG)), anchor, 4)
         if page.row.command:
             yield Command(page.row.command, Anchor(name="verdict command", command=page.row.command), 4)
     yield field("Id", page.key)
@@ -88,14 +88,14 @@ def _list_blocks(page: TransactionPage, now_ms: int) -> Iterator[Block]:
 def _make_events(events: Sequence[TimelineEvent], now_ms: int) -> list[Row]:
     rows = []
     for event in events:
-        mark, role = ("[x]", Role.GOOD) if event.is_done else ("[ ]", Role.QUIET)
+        mark, role = ("[x]", TextRole.GOOD) if event.is_done else ("[ ]", TextRole.QUIET)
         if event.is_wrong:
-            mark, role = "[!]", Role.BAD
+            mark, role = "[!]", TextRole.BAD
         label = event.label if event.is_done else f"{event.label} (missing)"
         cells = (
             say(mark, role),
             say(event.lane),
-            say(label, Role.NORMAL if event.is_done else role),
+            say(label, TextRole.NORMAL if event.is_done else role),
             say(write_time(event.at_ms)),
             say("-" if event.at_ms is None else format_duration(max(0, now_ms - event.at_ms))),
         )
@@ -107,13 +107,13 @@ def _list_halves(page: TransactionPage) -> Iterator[Block]:
     yield blank()
     yield heading("Kafka")
     if page.coordinator is None:
-        yield Paragraph((say("No coordinator knows it.", Role.QUIET),))
+        yield Paragraph((say("No coordinator knows it.", TextRole.QUIET),))
     else:
         yield from _list_coordinator(page.coordinator)
     yield blank()
     yield heading("Database")
     if page.database is None:
-        yield Paragraph((say("No store that is read here has a row of it.", Role.QUIET),))
+        yield Paragraph((say("No store that is read here has a row of it.", TextRole.QUIET),))
     else:
         yield from _list_database(page.database)
     if page.decision is not None:

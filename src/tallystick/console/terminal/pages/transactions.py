@@ -9,9 +9,9 @@ from tallystick.console.terminal.lines import (
     Block,
     Column,
     Paragraph,
-    Role,
     Row,
     Table,
+    TextRole,
     badge,
     blank,
     say,
@@ -55,7 +55,7 @@ def make_row(row: TransactionRow, *, place: Place) -> Row:
     age_ms, timeout_ms = row.age_ms, row.timeout_ms
     cells = (
         badge(row.health),
-        say(row.transactional_id or row.key, Role.STRONG),
+        say(row.transactional_id or row.key, TextRole.STRONG),
         say(row.state),
         say(format_duration(age_ms)),
         say("none" if timeout_ms is None and row.transactional_id else format_duration(timeout_ms)),
