@@ -219,7 +219,8 @@ class PageLines:
                 yield _FixedPart(lines[1:], None)
             case Table():
                 if not block.items:
-                    yield _FixedPart([(say(block.empty, TextRole.QUIET),)], None)
+                    text = Paragraph((say(block.empty, TextRole.QUIET),))
+                    yield _FixedPart(_wrap_spans(text, width), None)
                     return
                 fitting = _choose_columns(block.columns, width)
                 heads = (

@@ -64,6 +64,7 @@ def test_a_table_without_rows_says_so() -> None:
     lines = PageLines([make_table(0)], 40)
     assert list_texts(lines) == ["no rows"]
     assert lines.find_next(0) is None
+    assert list_texts(PageLines([make_table(0)], 4 + MARGIN)) == ["no", "rows"]
 
 
 def test_rows_are_made_when_they_are_shown() -> None:

@@ -50,12 +50,12 @@ def list_summary(page: OverviewPage) -> Iterator[Block]:
 
 def list_figures(page: OverviewPage) -> Iterator[tuple[str, str]]:
     """List the figures with their names."""
-    oldest = format_duration(page.oldest_ms)
-    yield "Open", f"{pluralize(page.open_count, 'transaction')}, the oldest for {oldest}"
-    two_phase = f"{format_count(page.prepared_count)} of them: no timeout ends them"
+    oldest = f", the oldest for {format_duration(page.oldest_ms)}" if page.open_count else ""
+    yield "Open", f"{pluralize(page.open_count, 'transaction')}{oldest}"
     if page.prepared_count:
-        two_phase += f"; the oldest for {format_duration(page.oldest_in_doubt_ms)}"
-    yield "Two-phase", two_phase
+        oldest = format_duration(page.oldest_in_doubt_ms)
+        count = format_count(page.prepared_count)
+        yield "Two-phase", f"{count} of them: no timeout ends them; the oldest for {oldest}"
     partitions = pluralize(page.held_back_partitions, "partition")
     yield "Held back", f"{pluralize(page.held_back_count, 'record')} in {partitions}"
     if page.counts:
