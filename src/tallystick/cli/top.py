@@ -1,6 +1,7 @@
 """`tallystick top`: both halves of every transaction in a terminal, read only, or once as a text."""
 
 import asyncio
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from tallystick.console.state import ConsoleState
 from tallystick.console.terminal.once import look_once
 from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary
 from tallystick.kernel.clock import SystemClock
+from tallystick.kernel.settings import BadConfig
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -74,8 +76,18 @@ def top(
 
 async def _run(config: CollectorConfig, limits: Limits) -> None:
     run_top = consoles.run_top  # which needs the extra: before anything is connected
+    _check_terminal()
     async with Collector(config) as collector:
         await run_top(collector, limits, collector.read_soon)
+
+
+def _check_terminal() -> None:
+    """Check that there is a terminal to draw on. Raises: BadConfig."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    if not all(stream is not None and stream.isatty() for stream in streams):
+        raise BadConfig("top: needs a terminal for input and output; use --once for a text")
+    if os.environ.get("TERM", "") in ("", "dumb"):
+        raise BadConfig("top: this terminal cannot place text (TERM is dumb or not set); use --once")
 
 
 async def _look(config: CollectorConfig, limits: Limits) -> ConsoleState:

@@ -59,7 +59,7 @@ def move_up(lines: PageLines, view: View, height: int) -> View:
     """Return the view one step further up."""
     bottom = view.top + height - 1
     start = bottom if view.cursor is None or view.cursor > bottom else view.cursor - 1
-    return _move(lines, view, height, lines.find_last(start) if start >= 0 else None, -1)
+    return _move(lines, view, height, lines.find_last(start), -1)
 
 
 def move_page(lines: PageLines, view: View, height: int, pages: int) -> View:

@@ -235,7 +235,7 @@ class PageLines:
 
 
 class _FixedPart:
-    """Lines that are made at once; the anchor is that of all of them."""
+    """Lines that are made at once. Those that have an anchor are one."""
 
     def __init__(self, lines: Sequence[tuple[Span, ...]], anchor: Anchor | None) -> None:
         self._lines, self._anchor = lines, anchor

@@ -1,9 +1,7 @@
 """Runs the application beside a collector, and leaves the terminal as it was."""
 
 import asyncio
-import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -13,7 +11,6 @@ from tallystick.console.state import ConsoleState
 from tallystick.console.terminal.app import TopApp
 from tallystick.console.terminal.once import SnapshotFollower
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.settings import BadConfig
 
 COLLECTOR_FAILED: Final = "the collector has failed: nothing is read any more"
 
@@ -22,23 +19,13 @@ class TerminalEnded(TallystickError):
     """The terminal application ended by itself."""
 
 
-def check_terminal() -> None:
-    """Check that there is a terminal to draw on. Raises: BadConfig."""
-    streams = (sys.stdin, sys.stdout, sys.stderr)
-    if not all(stream is not None and stream.isatty() for stream in streams):
-        raise BadConfig("top: needs a terminal for input and output; use --once for a text")
-    if os.environ.get("TERM", "") in ("", "dumb"):
-        raise BadConfig("top: this terminal cannot place text (TERM is dumb or not set); use --once")
-
-
 async def run_top(source: SnapshotFollower, limits: Limits, read_soon: Callable[[], None]) -> None:
     """Run until the user quits, or SIGTERM.
 
     The mouse is left to the terminal: what is shown can be marked and copied as everywhere else.
 
-    Raises: BadConfig without a terminal; TerminalEnded if nothing would be new any more.
+    Raises: TerminalEnded if nothing would be new any more.
     """
-    check_terminal()
     feed = StateFeed(ConsoleState(limits=limits))
     app = TopApp(feed, read_soon=read_soon)
     feeding = asyncio.create_task(_feed(source, feed))

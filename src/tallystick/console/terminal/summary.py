@@ -75,7 +75,7 @@ def list_statuses(snapshot: Snapshot) -> tuple[PartStatus, ...]:
 def list_summary(state: ConsoleState, now_ms: int) -> Iterator[Visible]:
     """Yield the lines. None is broken: a command can be copied, and a program finds what belongs together."""
     page = build_overview(state, now_ms)
-    age = "not all read" if page.info.snapshot_number else "not read"
+    age = "not all read" if any(status.read_ms for status in list_statuses(state.snapshot)) else "not read"
     if page.info.age_ms is not None:
         age = f"read {format_duration(page.info.age_ms)} ago"
     yield show(f"{page.info.bootstrap_servers}, {age}")

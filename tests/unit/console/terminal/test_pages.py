@@ -7,6 +7,7 @@ from tests.support.console_facts import (
     NOW_MS,
     WRITER,
     describe,
+    make_prefix,
     make_row,
     make_snapshot,
     make_store,
@@ -268,3 +269,11 @@ def test_a_note_stands_in_place_of_the_reason() -> None:
     frame = replace(make_frame(STATE, Place()), note="Copied.")
     assert detail_lines(frame, Anchor(name="x", reason="why"), 80)[0].text == "Copied."
     assert detail_lines(make_frame(STATE, Place()), None, 80)[0].text == ""
+
+
+def test_transactions_of_a_query_that_are_in_no_decision_lead_to_their_pages() -> None:
+    worker = f"loud/w/{'b' * 16}/0"
+    snapshot = make_snapshot(describe(worker), prefixes=[make_prefix("loud")])
+    shown, anchors = show(Place(section=Section.PIPELINES), advance(ConsoleState(), snapshot))
+    assert "Open, and in no decision" in shown
+    assert anchors[-1].target == Place(section=Section.TRANSACTIONS, key=worker)

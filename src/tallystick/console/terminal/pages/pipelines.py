@@ -1,6 +1,7 @@
 """Queries of Spark in the terminal: the last decision of each, and its participants. Pure."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from tallystick.console.state import ConsoleState
@@ -11,6 +12,7 @@ from tallystick.console.terminal.lines import (
     Command,
     Paragraph,
     Row,
+    Table,
     TextRole,
     badge,
     blank,
@@ -29,6 +31,7 @@ _PARTICIPANTS: Final = (
     Column(head="Now", width=15, rank=1),
     Column(head="Producer", width=12, rank=2, to_right=True),
 )
+_UNDECIDED: Final = (Column(head="Open, and in no decision", width=28, width_max=70),)
 BATCHES_MAX: Final = 10
 
 
@@ -60,10 +63,13 @@ def _list_prefix(each: PrefixView) -> Iterator[Block]:
         yield Command(each.resolve_command, Anchor(name=f"{name} resolve", command=each.resolve_command))
     if each.participants:
         yield table_of([_make_participant(name, one) for one in each.participants], _PARTICIPANTS, "")
-    for key in each.undecided:
-        target = Place(section=Section.TRANSACTIONS, key=key)
-        yield Paragraph(
-            (say("Open, and in no decision: "), say(key)), Anchor(name=f"{name} {key}", target=target), 4
+    if each.undecided:
+        yield Table(
+            columns=_UNDECIDED,
+            items=each.undecided,
+            make=partial(_make_undecided, prefix=name),
+            name=partial(_name_undecided, prefix=name),
+            empty="",
         )
     if each.batches:
         yield field("Rows by batch", "; ".join(map(_format_batch, each.batches[:BATCHES_MAX])))
@@ -74,6 +80,17 @@ def _list_prefix(each: PrefixView) -> Iterator[Block]:
 
 def _format_batch(batch: BatchView) -> str:
     return f"{batch.name}: {' + '.join(map(format_count, batch.row_counts)) or '-'}"
+
+
+def _name_undecided(key: str, *, prefix: str) -> str:
+    return f"{prefix} undecided {key}"
+
+
+def _make_undecided(key: str, *, prefix: str) -> Row:
+    anchor = Anchor(
+        name=_name_undecided(key, prefix=prefix), target=Place(section=Section.TRANSACTIONS, key=key)
+    )
+    return Row((say(key, TextRole.STRONG),), anchor)
 
 
 def _make_participant(name: str, one: ParticipantView) -> Row:

@@ -11,6 +11,7 @@ from tallystick.console.terminal.lines import (
     Command,
     Paragraph,
     Row,
+    Table,
     TextRole,
     badge,
     blank,
@@ -77,7 +78,13 @@ def _list_blocks(page: TransactionPage, now_ms: int) -> Iterator[Block]:
     if page.partitions:
         yield blank()
         yield heading("Partitions")
-        yield table_of([_make_partition(each) for each in page.partitions], _PARTITIONS, "")
+        yield Table(
+            columns=_PARTITIONS,
+            items=page.partitions,
+            make=_make_partition,
+            name=_name_partition,
+            empty="",
+        )
     yield blank()
     yield heading("Commands")
     for number, line in enumerate(page.commands):
@@ -160,6 +167,10 @@ def _list_decision(view: DecisionView) -> Iterator[Block]:
     yield field("Offsets", view.offsets)
 
 
+def _name_partition(each: TransactionPartition) -> str:
+    return f"partition {each.partition}"
+
+
 def _make_partition(each: TransactionPartition) -> Row:
     cells = (
         say(each.partition),
@@ -172,4 +183,4 @@ def _make_partition(each: TransactionPartition) -> Row:
         say(write_time(each.last_record_ms)),
     )
     target = Place(section=Section.TOPICS, key=each.partition.rpartition("-")[0])
-    return Row(cells, Anchor(name=f"partition {each.partition}", target=target, reason=each.finding))
+    return Row(cells, Anchor(name=_name_partition(each), target=target, reason=each.finding))
