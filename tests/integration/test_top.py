@@ -219,13 +219,12 @@ def test_once_says_when_no_broker_answers(tmp_path: Path, capsys: pytest.Capture
 
 
 class InTerminal:
-    """The program in a terminal of its own."""
+    """A Python program in a terminal of its own."""
 
-    def __init__(self, broker: EmbeddedBroker) -> None:
+    def __init__(self, *words: str) -> None:
         self.ours, theirs = pty.openpty()
-        words = ["top", "--bootstrap-server", broker.bootstrap_servers]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tallystick.cli.main", *words],
+            [sys.executable, *words],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -253,7 +252,8 @@ class InTerminal:
 
 @pytest.mark.parametrize("end", ["q", "SIGTERM"])
 def test_a_terminal_is_left_as_it_was(broker: EmbeddedBroker, end: str) -> None:
-    with closing(InTerminal(broker)) as terminal:
+    words = ("top", "--bootstrap-server", broker.bootstrap_servers)
+    with closing(InTerminal("-m", "tallystick.cli.main", *words)) as terminal:
         terminal.read_until(b"No transaction is open.")
         if end == "q":
             os.write(terminal.ours, b"q")
@@ -265,3 +265,26 @@ def test_a_terminal_is_left_as_it_was(broker: EmbeddedBroker, end: str) -> None:
             assert terminal.written.rindex(leave) > terminal.written.rindex(enter)
         assert b"\x1b[?1000h" not in terminal.written  # the mouse is the terminal's own
         assert b"Traceback" not in terminal.written
+
+
+FAILING = """
+import sys
+from tallystick.cli.main import main
+from tallystick.console.collect.collector import Collector
+
+async def fail(self):
+    raise KeyError("a mistake")
+
+Collector._count_ids = fail
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_collector_that_fails_ends_the_terminal_and_says_why() -> None:
+    words = ("top", "--bootstrap-server", "127.0.0.1:1")
+    with closing(InTerminal("-c", FAILING, *words)) as terminal:
+        terminal.read_rest()
+        assert terminal.process.wait(SECONDS_MAX) == 1
+        rest = terminal.written.rpartition(b"\x1b[?1049l")[2]
+        assert b"tallystick: the collector has failed: nothing is read any more" in rest
+        assert b"a mistake" in rest

@@ -1,8 +1,10 @@
 """Runs the application beside a collector, and leaves the terminal as it was."""
 
 import asyncio
+import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from tallystick.console.feed import StateFeed
@@ -17,6 +19,27 @@ COLLECTOR_FAILED: Final = "the collector has failed: nothing is read any more"
 
 class TerminalEnded(TallystickError):
     """The terminal application ended by itself."""
+
+
+class LastError(logging.Handler):
+    """Keeps the last error of a logger: on the screen it would be in the way, and after it, gone."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep what is logged, with the exception's own line."""
+        cause = record.exc_info[1] if record.exc_info else None
+        self.text = record.getMessage() if cause is None else f"{record.getMessage()}: {cause!r}"
+
+
+@contextmanager
+def _keep_errors() -> Iterator[LastError]:
+    logger, handler = logging.getLogger("tallystick"), LastError(logging.ERROR)
+    logger.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)
 
 
 async def run_top(source: SnapshotFollower, limits: Limits, read_soon: Callable[[], None]) -> None:
@@ -34,7 +57,8 @@ async def run_top(source: SnapshotFollower, limits: Limits, read_soon: Callable[
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, app.exit)
     try:
-        reason = await app.run_async(mouse=False)
+        with _keep_errors() as last_error:
+            reason = await app.run_async(mouse=False)
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
         feeding.cancel()
@@ -42,7 +66,7 @@ async def run_top(source: SnapshotFollower, limits: Limits, read_soon: Callable[
     if not feeding.cancelled() and (failure := feeding.exception()) is not None:
         raise failure
     if reason is not None:
-        raise TerminalEnded(reason)
+        raise TerminalEnded(last_error.text or reason)
     if app.return_code:
         raise TerminalEnded("the terminal application failed")
 
