@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 from tests.support.console_facts import NOW_MS, ORDERS, describe, make_case, make_snapshot, read_again
 from tests.support.hostile_console import HARMLESS, HOSTILE, make_hostile_state
 
@@ -43,9 +45,18 @@ class Elements(HTMLParser):
         self.text += data
 
 
-def ask(state: ConsoleState, url: str) -> httpx.Response:
+def make_app(state: ConsoleState) -> Starlette:
+    return create_app(StateFeed(state), None, FakeClock(NOW_MS))
+
+
+@cache
+def make_hostile_app(name: str) -> Starlette:
+    return make_app(make_hostile_state(name))
+
+
+def ask(app: Starlette, url: str) -> httpx.Response:
     async def get() -> httpx.Response:
-        transport = httpx.ASGITransport(app=create_app(StateFeed(state), None, FakeClock(NOW_MS)))
+        transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get(url)
 
@@ -72,9 +83,9 @@ def list_texts(value: Any) -> Iterator[str]:
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("path", [*LISTS, *OF_ONE])
 def test_a_name_adds_no_markup_and_each_character_of_it_is_seen(path: str, name: str) -> None:
-    harmless = Elements(ask(make_hostile_state(HARMLESS), make_url(path, HARMLESS)).text)
+    harmless = Elements(ask(make_hostile_app(HARMLESS), make_url(path, HARMLESS)).text)
     assert HARMLESS in harmless.text
-    answer = ask(make_hostile_state(name), make_url(path, name))
+    answer = ask(make_hostile_app(name), make_url(path, name))
     assert answer.status_code == 200
     page = Elements(answer.text)
     assert page.count == harmless.count
@@ -85,7 +96,7 @@ def test_a_name_adds_no_markup_and_each_character_of_it_is_seen(path: str, name:
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("path", [*LISTS, *OF_ONE])
 def test_the_json_form_has_names_as_they_are_and_only_ascii(path: str, name: str) -> None:
-    answer = ask(make_hostile_state(name), f"{make_url(path, name)}?format=json")
+    answer = ask(make_hostile_app(name), f"{make_url(path, name)}?format=json")
     assert answer.text.isascii()
     assert [each for each in answer.text if not each.isprintable() and each != "\n"] == []
     assert any(name in text for text in list_texts(json.loads(answer.text)))
@@ -101,6 +112,6 @@ def test_a_time_that_no_calendar_has() -> None:
         snapshot = make_snapshot(known, cases=[case])
         feed.publish(snapshot)
         feed.publish(read_again(snapshot))
-        answer = ask(feed.state, "/transactions/pay-1")
+        answer = ask(make_app(feed.state), "/transactions/pay-1")
         assert answer.status_code == 200
         assert str(ORDERS) in answer.text

@@ -13,6 +13,8 @@ from tallystick.console.terminal.summary import list_summary
 from tallystick.console.visible import show
 from tallystick.kernel.value import Value
 
+pytestmark = pytest.mark.slow
+
 # The shape of the mouse's pointer, which Textual sets to its default once.
 POINTER = "\x1b]22;default\x07"
 # The ways to each screen, by what is pressed from the overview on; the rows of all names stand alike.
