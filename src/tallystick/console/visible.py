@@ -34,10 +34,12 @@ _BARE: Final = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 
 
 def show(text: str, *, max_length: int = TEXT_MAX) -> Visible:
-    """Return a text as a terminal may show it; of a long one the beginning and its length."""
-    if len(text) > max_length:
-        return Visible(f"{_escape(text[:max_length])}{ELLIPSIS} ({len(text):,} characters)")
-    return Visible(_escape(text))
+    """Return a text as a terminal may show it; of a long one the beginning, its length, and the end."""
+    if len(text) <= max_length:
+        return Visible(_escape(text))
+    tail_length = max_length // 4
+    head, tail = _escape(text[: max_length - tail_length]), _escape(text[-tail_length:])
+    return Visible(f"{head}{ELLIPSIS} ({len(text):,} characters) {ELLIPSIS}{tail}")
 
 
 def show_on_page(text: str) -> str:

@@ -76,9 +76,11 @@ def test_each_character_that_is_shown_has_a_cell(text: str) -> None:
 
 
 def test_a_long_text_says_how_long_it_is() -> None:
-    shown = show("k" * 10_000)
-    assert shown.startswith("k" * TEXT_MAX)
-    assert shown.endswith("(10,000 characters)")
+    shown = show("k" * 10_000 + "-17")
+    assert shown.startswith("k" * (TEXT_MAX // 2))
+    assert "\u2026 (10,003 characters) \u2026k" in shown
+    assert shorten(shown, 20).endswith("k-17")
+    assert len(shown) < TEXT_MAX + 40
 
 
 def test_a_page_draws_combining_marks_itself() -> None:

@@ -320,3 +320,14 @@ def test_a_store_has_its_rows_and_their_transactions() -> None:
         assert screen.app.place.key == "pay-1"
 
     use_terminal(settle(snapshot), steps)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (9, 4), (30, 7), (300, 90)], ids=str)
+def test_a_window_of_any_size_shows_what_fits(size: tuple[int, int]) -> None:
+    async def steps(screen: Screen) -> None:
+        for number in range(1, len(MENU) + 1):
+            await screen.press(str(number), "down", "pagedown", "end", "enter", "up", "home", "escape")
+        await screen.press("2", "slash", *"pay", "enter")
+        assert len(screen.lines) == size[1]
+
+    use_terminal(STATE, steps, size=size)
