@@ -22,6 +22,7 @@ EXTRAS = {
     "metrics": ("prometheus_client",),
     "re2": ("re2",),
     "security": ("cryptography", "jwt"),
+    "top": ("textual", "tallystick.console:run_top"),
     "spark": ("pyspark", "pandas", "tallystick.spark:KafkaDataSource"),
 }
 

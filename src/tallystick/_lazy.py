@@ -26,6 +26,7 @@ _EXTRAS: Final = {
     "sqlalchemy": "sql",
     "sse_starlette": "console",
     "starlette": "console",
+    "textual": "top",
     "uvicorn": "console",
 }
 

@@ -16,6 +16,7 @@ HEAVY = {
     "click",
     "hypothesis",
     "confluent_kafka",
+    "textual",
 }
 
 
@@ -49,6 +50,8 @@ def test_nothing_heavy_is_loaded(code: str) -> None:
         (["--help"], {"tallystick.broker", "tallystick.storage", "tallystick.client.net", "asyncio"}),
         (["topics", "--help"], {"tallystick.broker", "tallystick.storage", "tallystick.spark"}),
         (["run", "--help"], {"pyspark", "pyarrow", "sqlalchemy", "tallystick.broker"}),
+        (["console", "--help"], {"textual", "starlette", "sqlalchemy", "tallystick.broker"}),
+        (["top", "--help"], {"textual", "starlette", "sqlalchemy", "tallystick.broker"}),
         (["demo", "--help"], {"pyspark", "pyarrow", "psycopg", "tallystick.broker"}),
     ],
 )

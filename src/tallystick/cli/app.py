@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "acls": "List, grant and revoke rights, TwoPhaseCommit among them.",
     "users": "List, create and delete users that log in with SCRAM.",
     "console": "Show both halves of every transaction in a browser.",
+    "top": "Show the same in a terminal, or once as a text.",
     "doctor": "Say what works on a cluster: login, modes, rights.",
     "features": "Show and set levels, such as transaction.version.",
 }

@@ -6,6 +6,7 @@
     lookup/         reads what one page asks for: a history, the records of a partition
     state, feed     the newest snapshot, joined, and those who follow it
     views/          pure: a view model for each page, which the page, its JSON form and the terminal share
+    visible         pure: text of others as a screen may show it
     web/            Starlette application, templates and vendored scripts
     terminal/       the same view models in a terminal: `tallystick top`
 
@@ -20,10 +21,11 @@ from tallystick import _lazy
 if TYPE_CHECKING:
     from tallystick.console.collect.collector import Collector
     from tallystick.console.lookup.lookups import ClusterLookups
+    from tallystick.console.terminal.run import run_top
     from tallystick.console.web.beside import ConsoleThread
     from tallystick.console.web.serve import open_feed, serve
 
-__all__ = ["ClusterLookups", "Collector", "ConsoleThread", "open_feed", "serve"]
+__all__ = ["ClusterLookups", "Collector", "ConsoleThread", "open_feed", "run_top", "serve"]
 
 if not TYPE_CHECKING:  # loaded once the console listens: its address does not wait for them
     __getattr__ = _lazy.attributes(
@@ -33,6 +35,7 @@ if not TYPE_CHECKING:  # loaded once the console listens: its address does not w
             "Collector": "tallystick.console.collect.collector:Collector",
             "ConsoleThread": "tallystick.console.web.beside:ConsoleThread",
             "open_feed": "tallystick.console.web.serve:open_feed",
+            "run_top": "tallystick.console.terminal.run:run_top",
             "serve": "tallystick.console.web.serve:serve",
         },
     )

@@ -3,15 +3,14 @@
 A store is named by its URL without the password, as pages name it: its user adds the password.
 """
 
-import shlex
-
 from tallystick.admin.model import OpenTransaction
+from tallystick.console.visible import quote_words
 
 
 def format_command(bootstrap_servers: str, group: str, verb: str, *options: str) -> str:
-    """Return the command line of a subcommand, quoted for a POSIX shell."""
+    """Return the command line of a subcommand, quoted for a shell, with every character visible."""
     words = ["tallystick", group, verb, "--bootstrap-server", bootstrap_servers, *options]
-    return shlex.join(words)
+    return quote_words(words)
 
 
 def describe_command(bootstrap_servers: str, transactional_id: str) -> str:
@@ -64,4 +63,4 @@ def describe_group_command(bootstrap_servers: str, group_id: str) -> str:
 
 
 def doctor_command(bootstrap_servers: str) -> str:
-    return shlex.join(["tallystick", "doctor", "--bootstrap-server", bootstrap_servers])
+    return quote_words(["tallystick", "doctor", "--bootstrap-server", bootstrap_servers])

@@ -24,6 +24,7 @@ from tallystick.console.feed import StateFeed
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState, advance
 from tallystick.console.views.events import OVERVIEW_EVENTS, STREAM_EVENTS_MAX, stream_events
+from tallystick.console.visible import show_on_page
 from tallystick.kernel.value import replace
 
 
@@ -95,7 +96,7 @@ def test_the_overview_has_the_last_events_and_a_page_has_all() -> None:
     overview = Page(client.get("/").text)
     rows = [each for each in overview.ids if each.startswith("event-")]
     assert rows == [f"event-{number}" for number in range(OVERVIEW_EVENTS + 6, 6, -1)]
-    assert HOSTILE in overview.text
+    assert show_on_page(HOSTILE) in overview.text
     assert len(client.get("/?format=json").json()["events"]) == OVERVIEW_EVENTS
     assert len(client.get("/events?format=json").json()["events"]) == OVERVIEW_EVENTS + 6
 

@@ -15,6 +15,7 @@ from tallystick.console.lookup.history import HistorySource, IdHistory, KeptHist
 from tallystick.console.lookup.recent import WAITING_MAX, RecentAnswers, TooManyQuestions
 from tallystick.console.snapshot import PartStatus
 from tallystick.console.views.history import view_history
+from tallystick.console.visible import show_on_page
 from tallystick.console.web.app import create_app
 from tallystick.kernel.value import replace
 from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind
@@ -66,7 +67,7 @@ def test_a_page_shows_who_claimed_an_id_from_where_and_who_is_fenced() -> None:
         "10.0.0.9:4001",
         "5:3 is fenced",
         "A producer claimed the id.",
-        HOSTILE,
+        show_on_page(HOSTILE),
         "Kept by the broker",
     ):
         assert text in page.text

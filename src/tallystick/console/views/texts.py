@@ -1,10 +1,12 @@
 """Numbers and times as people read them. Pure."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from tallystick.kernel.ids import ProducerIdAndEpoch
 
 _UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def format_duration(ms: int | None) -> str:
@@ -21,6 +23,16 @@ def format_duration(ms: int | None) -> str:
         count = 0 if smaller is None else rest // smaller[0]
         return f"{whole} {unit}" if not count or smaller is None else f"{whole} {unit} {count} {smaller[1]}"
     return f"{ms} ms"
+
+
+def format_time(ms: int | None) -> str:
+    """Return a time in UTC; `-` for None. One beyond the calendar, which a producer may choose, as it is."""
+    if ms is None:
+        return "-"
+    try:
+        return (_EPOCH + timedelta(milliseconds=ms)).isoformat(" ", "milliseconds")
+    except OverflowError:
+        return f"{ms} ms"
 
 
 def format_count(number: int | None) -> str:

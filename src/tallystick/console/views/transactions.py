@@ -111,12 +111,14 @@ class TransactionsPage(Value, kw_only=True):
     rows: tuple[TransactionRow, ...]
 
 
-def build_transactions(state: ConsoleState, wanted: TransactionFilter, now_ms: int) -> TransactionsPage:
-    """Build the list of transactions."""
+def build_transactions(
+    state: ConsoleState, wanted: TransactionFilter, now_ms: int, *, page_rows: int = PAGE_ROWS
+) -> TransactionsPage:
+    """Build the list of transactions, in pages of `page_rows`."""
     snapshot = state.snapshot
     rows = [build_row(each, now_ms) for each in state.joint]
     matching = [row for row in rows if wanted.matches(row)]
-    page_count = max(1, -(-len(matching) // PAGE_ROWS))
+    page_count = max(1, -(-len(matching) // page_rows))
     page = min(wanted.page, page_count)
     statuses = (snapshot.transactions.status, *(store.status for store in snapshot.stores))
     return TransactionsPage(
@@ -127,7 +129,7 @@ def build_transactions(state: ConsoleState, wanted: TransactionFilter, now_ms: i
         stores=tuple(sorted({name for row in rows for name in (row.store, row.prefix) if name})),
         match_count=len(matching),
         page_count=page_count,
-        rows=tuple(matching[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]),
+        rows=tuple(matching[(page - 1) * page_rows : page * page_rows]),
     )
 
 

@@ -8,7 +8,6 @@ a new snapshot, and what has changed is replaced in place, by ids; without, a re
 
 import json
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.applications import Starlette
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -29,7 +29,8 @@ from tallystick import __version__
 from tallystick.console.feed import StateFeed
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.events import StreamMessage, announce_snapshot, stream_events
-from tallystick.console.views.texts import format_count, format_duration
+from tallystick.console.views.texts import format_count, format_duration, format_time
+from tallystick.console.visible import show_on_page
 from tallystick.console.web.download import download_record
 from tallystick.console.web.guard import HEADERS, check_request
 from tallystick.console.web.pages import MENU, PAGES, Lookups, Page, PageRequest
@@ -42,6 +43,15 @@ FOLDER: Final = Path(__file__).parent
 STREAM_TYPE: Final = "text/event-stream"
 HEARTBEAT_S: Final = 15
 """Seconds between comments in an idle stream, so that proxies do not close it."""
+
+
+class TextConvertor(PathConvertor):
+    """The rest of a path, whatever a client has named: an id may contain line feeds."""
+
+    regex = r"[\s\S]*"
+
+
+register_url_convertor("text", TextConvertor())
 
 
 class WebOptions(Value, kw_only=True):
@@ -87,13 +97,14 @@ class _Shell:
             loader=FileSystemLoader(FOLDER / "templates"),
             autoescape=select_autoescape(default=True),
             undefined=StrictUndefined,
+            finalize=_make_visible,
             trim_blocks=True,
             lstrip_blocks=True,
         )
         self._templates.filters |= {
             "duration": format_duration,
             "count": format_count,
-            "time": _format_time,
+            "time": format_time,
             "path": partial(quote, safe=""),
         }
         self._templates.globals |= {"menu": MENU, "version": __version__}
@@ -141,14 +152,15 @@ def _encode_json(model: object) -> bytes:
     return json.dumps(msgspec.to_builtins(model), indent=2).encode()
 
 
+def _make_visible(value: object) -> object:
+    """Return what a template inserts; texts so that each of their characters is seen, markup as it is."""
+    return show_on_page(value) if type(value) is str else value
+
+
 def _format_url(request: Request) -> str:
     """Return path and query, as the page asks for itself again."""
     query = request.url.query
     return f"{request.url.path}?{query}" if query else request.url.path
-
-
-def _format_time(ms: int | None) -> str:
-    return "-" if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "milliseconds")
 
 
 class _Guard:

@@ -1,0 +1,103 @@
+"""`tallystick top`: both halves of every transaction in a terminal, read only, or once as a text."""
+
+import asyncio
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from tallystick import console as consoles
+from tallystick.cli.cluster_command import (
+    BOOTSTRAP_OPTION,
+    COMMAND_CONFIG_OPTION,
+    build_config,
+    select_role_settings,
+)
+from tallystick.cli.commands.console import Decisions, Grace, Limit, Stores
+from tallystick.cli.exits import ExitCode, interruptible
+from tallystick.console.collect.collector import Collector
+from tallystick.console.collect.config import CollectorConfig
+from tallystick.console.health import Limits
+from tallystick.console.state import ConsoleState
+from tallystick.console.terminal.once import look_once
+from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary
+from tallystick.kernel.clock import SystemClock
+from tallystick.kernel.settings import BadConfig
+from tallystick.spark.options.option_table import DECISIONS_TOPIC
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_EXITS: Final = {
+    LookOutcome.WELL: ExitCode.DONE,
+    LookOutcome.NEEDS_OPERATOR: ExitCode.HANGING,
+    LookOutcome.INCOMPLETE: ExitCode.INCOMPLETE,
+}
+
+Once = Annotated[
+    bool,
+    typer.Option(
+        "--once", help="Print a summary and exit: 0 well, 3 a transaction needs an operator, 4 incomplete."
+    ),
+]
+
+
+@app.command()
+def top(
+    *,
+    bootstrap_server: Annotated[str | None, BOOTSTRAP_OPTION] = None,
+    command_config: Annotated[Path | None, COMMAND_CONFIG_OPTION] = None,
+    store: Stores = None,
+    decisions: Decisions = None,
+    grace_s: Grace = 60,
+    limit_s: Limit = 900,
+    once: Once = False,
+) -> None:
+    """Show both halves of every transaction in a terminal; see docs/console.md. Changes nothing."""
+    config = CollectorConfig.check(
+        select_role_settings("admin", build_config(bootstrap_server, command_config)),
+        store or (),
+        decision_topics=tuple(decisions or (DECISIONS_TOPIC,)),
+        hanging_limit_ms=limit_s * 1000,
+    )
+    limits = Limits(grace_ms=grace_s * 1000, limit_ms=limit_s * 1000)
+    if once:
+        try:
+            with interruptible():
+                state = asyncio.run(_look(config, limits))
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        raise typer.Exit(_print_summary(state))
+    with suppress(KeyboardInterrupt):  # before the terminal takes the keys
+        asyncio.run(_run(config, limits))
+
+
+async def _run(config: CollectorConfig, limits: Limits) -> None:
+    run_top = consoles.run_top  # which needs the extra: before anything is connected
+    _check_terminal()
+    async with Collector(config) as collector:
+        await run_top(collector, limits, collector.read_soon)
+
+
+def _check_terminal() -> None:
+    """Check that there is a terminal to draw on. Raises: BadConfig."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    if not all(stream is not None and stream.isatty() for stream in streams):
+        raise BadConfig("top: needs a terminal for input and output; use --once for a text")
+    if os.environ.get("TERM", "") in ("", "dumb"):
+        raise BadConfig("top: this terminal cannot place text (TERM is dumb or not set); use --once")
+
+
+async def _look(config: CollectorConfig, limits: Limits) -> ConsoleState:
+    async with Collector(config) as collector:
+        return await look_once(collector, limits, collector.read_soon)
+
+
+def _print_summary(state: ConsoleState) -> ExitCode:
+    """Print the summary; what the encoding of stdout lacks is written as its escape."""
+    encoding = sys.stdout.encoding or "ascii"
+    for line in list_summary(state, SystemClock().now_ms()):
+        print(line.encode(encoding, "backslashreplace").decode(encoding))
+    return _EXITS[judge_state(state)]

@@ -1,0 +1,56 @@
+"""Pages of the terminal: a module for each, from the view model that the browser's page shows, too. Pure."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from tallystick.console.state import ConsoleState
+from tallystick.console.terminal.lines import Block, Paragraph, TextRole, blank, say
+from tallystick.console.terminal.pages import (
+    groups,
+    key_help,
+    overview,
+    pipelines,
+    stores,
+    topics,
+    transaction,
+    transactions,
+)
+from tallystick.console.terminal.places import Place, Section
+from tallystick.console.views.page import PageInfo
+from tallystick.kernel.value import Value
+
+Build = Callable[[ConsoleState, Place, int], tuple[PageInfo, list[Block]]]
+
+_LISTS: Final[Mapping[Section, Build]] = {
+    Section.OVERVIEW: overview.build,
+    Section.TRANSACTIONS: transactions.build,
+    Section.STORES: stores.build,
+    Section.PIPELINES: pipelines.build,
+    Section.TOPICS: topics.build,
+    Section.GROUPS: groups.build,
+    Section.HELP: key_help.build,
+}
+
+
+class TerminalPage(Value):
+    """A page: its head as in the browser, and what is below it."""
+
+    info: PageInfo
+    blocks: tuple[Block, ...]
+
+
+def build_page(state: ConsoleState, place: Place, now_ms: int) -> TerminalPage:
+    """Build the page of a place; what could not be read comes first."""
+    build = _LISTS[place.section]
+    if place.section is Section.TRANSACTIONS and place.key is not None:
+        build = transaction.build
+    info, blocks = build(state, place, now_ms)
+    return TerminalPage(info, (*list_failures(info), *blocks))
+
+
+def list_failures(info: PageInfo) -> tuple[Block, ...]:
+    """List what the page needs and what could not be read."""
+    if not info.failures:
+        return ()
+    lines = [Paragraph((say("- "), say(text)), indent=2) for text in dict.fromkeys(info.failures)]
+    return (Paragraph((say("Not everything could be read:", TextRole.BAD),)), *lines, blank())

@@ -1,0 +1,158 @@
+"""Where the terminal is: a page, what it is of, and which rows it shows in which order. Pure."""
+
+import shlex
+from enum import Enum
+from typing import Final
+
+from tallystick.console.views.transactions import TransactionFilter, TransactionRow
+from tallystick.kernel.value import Value
+
+
+class Section(Enum):
+    """A page of the menu; the value is its title."""
+
+    OVERVIEW = "Overview"
+    TRANSACTIONS = "Transactions"
+    STORES = "Stores"
+    PIPELINES = "Pipelines"
+    TOPICS = "Topics"
+    GROUPS = "Groups"
+    HELP = "Help"
+
+
+MENU: Final = (
+    Section.OVERVIEW,
+    Section.TRANSACTIONS,
+    Section.STORES,
+    Section.PIPELINES,
+    Section.TOPICS,
+    Section.GROUPS,
+)
+"""The pages that a digit leads to, from 1 on."""
+
+
+class Order(Enum):
+    """The order of transactions; the value is what the page calls it."""
+
+    WORST = "worst first"
+    OLDEST = "oldest first"
+    MOST_HELD_BACK = "most records held back first"
+    BY_ID = "by id"
+
+
+class Place(Value, kw_only=True):
+    """A page.
+
+    key     what it is of, as in the URL of the browser's page; None: the list
+    filter  the rows of a list; lists of other things than transactions look at its text alone
+    """
+
+    section: Section = Section.OVERVIEW
+    key: str | None = None
+    filter: TransactionFilter = TransactionFilter()
+    order: Order = Order.WORST
+
+    @property
+    def can_filter(self) -> bool:
+        return self.key is None and self.section in (
+            Section.TRANSACTIONS,
+            Section.TOPICS,
+            Section.GROUPS,
+            Section.STORES,
+        )
+
+    @property
+    def can_sort(self) -> bool:
+        return self.key is None and self.section is Section.TRANSACTIONS
+
+
+class Visit(Value, kw_only=True):
+    """A place on the way back, and where its page stood.
+
+    top     first line on the screen
+    anchor  name of what the cursor stood on
+    """
+
+    place: Place
+    top: int = 0
+    anchor: str = ""
+
+
+def cycle_order(order: Order) -> Order:
+    """Return the next order."""
+    orders = list(Order)
+    return orders[(orders.index(order) + 1) % len(orders)]
+
+
+def sort_rows(rows: tuple[TransactionRow, ...], order: Order) -> tuple[TransactionRow, ...]:
+    """Return rows, which come the worst first, in another order."""
+    match order:
+        case Order.OLDEST:
+            return tuple(sorted(rows, key=lambda row: -(row.age_ms or 0)))
+        case Order.MOST_HELD_BACK:
+            return tuple(sorted(rows, key=lambda row: -row.held_back_count))
+        case Order.BY_ID:
+            return tuple(sorted(rows, key=lambda row: (row.transactional_id is None, row.key)))
+        case _:
+            return rows
+
+
+_FIELDS: Final = ("health", "state", "store")
+
+
+def format_filter(wanted: TransactionFilter) -> str:
+    """Return a filter as it is typed: `health=recover state=Ongoing store=NAME`, then a part of the id."""
+    words = [f"{name}={value}" for name in _FIELDS if (value := getattr(wanted, name))]
+    if wanted.text:
+        words.append(wanted.text if not _is_field(wanted.text) else f"text={wanted.text}")
+    return " ".join(map(shlex.quote, words))
+
+
+def parse_filter(text: str) -> TransactionFilter:
+    """Read a filter that was typed. Words that are not `name=value` of a field are a part of the id."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quote that is still open
+        words = text.split()
+    fields: dict[str, str] = {}
+    texts: list[str] = []
+    for word in words:
+        name, _, value = word.partition("=")
+        if not _is_field(word):
+            texts.append(word)
+        elif name == "text":
+            texts.append(value)
+        else:
+            fields[name] = value
+    return TransactionFilter(
+        health=fields.get("health", ""),
+        state=fields.get("state", ""),
+        store=fields.get("store", ""),
+        text=" ".join(texts),
+    )
+
+
+def _is_field(word: str) -> bool:
+    name, equals, _ = word.partition("=")
+    return bool(equals) and name in (*_FIELDS, "text")
+
+
+KEYS: Final = (
+    ("1-6", "pages"),
+    ("Enter", "open"),
+    ("Esc", "back"),
+    ("?", "help"),
+    ("q", "quit"),
+    ("c", "copy"),
+    ("/", "filter"),
+    ("s", "sort"),
+)
+"""Keys and what they do, as the last line names them."""
+
+
+def list_keys(place: Place) -> tuple[tuple[str, str], ...]:
+    """Return the keys that do something here."""
+    absent = set() if place.can_filter else {"/"}
+    if not place.can_sort:
+        absent.add("s")
+    return tuple((key, does) for key, does in KEYS if key not in absent)

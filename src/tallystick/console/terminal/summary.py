@@ -1,0 +1,107 @@
+"""The text of `tallystick top --once`: the overview, what needs an operator, and what it comes to. Pure."""
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Final
+
+from tallystick.console.health import Health
+from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot
+from tallystick.console.state import ConsoleState
+from tallystick.console.terminal.lines import COMMAND_MAX
+from tallystick.console.terminal.pages.overview import list_figures
+from tallystick.console.views.overview import build_overview
+from tallystick.console.views.texts import format_count, format_duration
+from tallystick.console.views.transactions import TransactionFilter, TransactionRow, build_transactions
+from tallystick.console.visible import Visible, show
+from tallystick.kernel.value import Value
+
+
+class LookOutcome(Enum):
+    """What a look at the cluster comes to."""
+
+    WELL = "nothing needs an operator"
+    NEEDS_OPERATOR = "a transaction needs an operator"
+    INCOMPLETE = "not everything could be read or judged"
+
+
+_WORDS: Final = frozenset(health.value for health in Health if health.needs_action)
+
+
+def judge_state(state: ConsoleState) -> LookOutcome:
+    """Return what the state comes to; a transaction that needs an operator weighs more than a gap."""
+    if any(each.health.needs_action for each in state.joint):
+        return LookOutcome.NEEDS_OPERATOR
+    is_open = any(each.health in (Health.UNKNOWN, Health.UNSETTLED) for each in state.joint)
+    return LookOutcome.INCOMPLETE if is_open or not are_all_read(state.snapshot) else LookOutcome.WELL
+
+
+def are_all_read(snapshot: Snapshot) -> bool:
+    """Return whether every part was read whole."""
+    return snapshot.number > 0 and all(status.is_complete for status in list_statuses(snapshot))
+
+
+class Looks(Value):
+    """What was tried so far, part by part. Never changed: `advance` returns the next one."""
+
+    tried_ms: tuple[frozenset[int], ...] = ()
+
+    def advance(self, snapshot: Snapshot) -> "Looks":
+        """Return the looks after one more snapshot."""
+        statuses = list_statuses(snapshot)
+        before = self.tried_ms or (frozenset(),) * len(statuses)
+        return Looks(tuple(known | {status.tried_ms} for known, status in zip(before, statuses, strict=True)))
+
+    def are_enough(self, state: ConsoleState) -> bool:
+        """Return whether one more look would say no more.
+
+        Each part was tried, and no second look is due: neither for a contradiction [CON-1] nor for a reading
+        that lacks something. The first one often does, while coordinators are still being looked up.
+        """
+        if any(each.health is Health.UNSETTLED for each in state.joint):
+            return False
+        return all(
+            status.is_complete or status.is_away or len(tried_ms - {NEVER_MS}) > 1
+            for status, tried_ms in zip(list_statuses(state.snapshot), self.tried_ms, strict=True)
+        )
+
+
+def list_statuses(snapshot: Snapshot) -> tuple[PartStatus, ...]:
+    """Return the status of each part."""
+    parts = (snapshot.cluster, snapshot.transactions, snapshot.topics, snapshot.groups, snapshot.pipelines)
+    return (*(part.status for part in parts), *(store.status for store in snapshot.stores))
+
+
+def list_summary(state: ConsoleState, now_ms: int) -> Iterator[Visible]:
+    """Yield the lines. None is broken: a command can be copied, and a program finds what belongs together."""
+    page = build_overview(state, now_ms)
+    age = "not all read" if any(status.read_ms for status in list_statuses(state.snapshot)) else "not read"
+    if page.info.age_ms is not None:
+        age = f"read {format_duration(page.info.age_ms)} ago"
+    yield show(f"{page.info.bootstrap_servers}, {age}")
+    yield show(f"{page.health}: {page.headline}")
+    for label, value in list_figures(page):
+        yield show(f"  {label}: {value}")
+    for store in page.stores:
+        word = "ok" if store.is_reachable else "unknown"
+        counts = f"{format_count(store.id_count)} ids, {format_count(store.open_count)} open"
+        yield show(f"  Store {store.name}: {word}, {counts}")
+    failures = dict.fromkeys(text for status in list_statuses(state.snapshot) for text in status.failures)
+    if failures:
+        yield show("Not everything could be read:")
+    for failure in failures:
+        yield show(f"  {failure}")
+    rows = build_transactions(state, TransactionFilter(), now_ms, page_rows=max(1, len(state.joint))).rows
+    for row in rows:
+        if row.health in _WORDS:
+            yield from _list_row(row)
+
+
+def _list_row(row: TransactionRow) -> Iterator[Visible]:
+    yield show("")
+    decided_by = row.store or row.prefix
+    facts = [row.state, f"by {decided_by}" if decided_by else "", f"open for {format_duration(row.age_ms)}"]
+    facts.append(f"{format_count(row.held_back_count)} records held back" if row.held_back_count else "")
+    yield show(f"{row.health}: {row.transactional_id or row.key} ({', '.join(filter(None, facts))})")
+    yield show(f"  {row.reason}")
+    if row.command:
+        yield show(f"  {row.command}", max_length=COMMAND_MAX)

@@ -1,0 +1,290 @@
+"""`tallystick top` beside a broker: under a pilot, in a terminal of its own, and once as a text."""
+
+import asyncio
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine
+from tests.support.collecting import QUICK_PACES
+from tests.support.dual_world import Crash, Crashed, new_name
+from tests.support.raw_producer import make_topic
+from tests.support.terminal import Screen, keep_output
+
+from tallystick import Producer
+from tallystick.cli.main import main
+from tallystick.console.collect.collector import Collector
+from tallystick.console.collect.config import CollectorConfig
+from tallystick.console.feed import StateFeed
+from tallystick.console.health import Limits
+from tallystick.console.state import ConsoleState
+from tallystick.console.terminal.app import TopApp
+from tallystick.dualwrite import DualWriter, SqlStore
+from tallystick.testing import EmbeddedBroker, FakeClock
+
+pytestmark = pytest.mark.server
+
+SECONDS_MAX = 120
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(in_process=True) as running:
+        yield running
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    engine = create_engine(url)
+    SqlStore(engine).create()
+    yield url
+    engine.dispose()
+
+
+def die_after(step: str, url: str, broker: EmbeddedBroker) -> str:
+    """Send one record in a dual write, and be gone after a step; return the transactional id."""
+    name, engine = new_name(), create_engine(url)
+    make_topic(broker, name)
+    config = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": name}
+    crash = Crash(at=step)
+    with closing(DualWriter(SqlStore(engine), config, watch=crash)) as writer:
+        with suppress(Crashed):
+            writer.recover()
+            with writer.transaction() as txn:
+                txn.send(name, b"1")
+        crash.over = True
+        for branch in writer._session._branches_by_id:
+            producer = branch.detach_producer()
+            if producer is not None:
+                producer.close(abort=False)
+    engine.dispose()
+    return name
+
+
+def use_cluster(
+    broker: EmbeddedBroker, steps: Callable[[Screen], Awaitable[None]], *urls: str, limits: Limits
+) -> None:
+    """Show a cluster in the application, without a terminal."""
+    client = {"bootstrap.servers": broker.bootstrap_servers}
+    config = CollectorConfig.check(client, urls, paces=QUICK_PACES, publish_ms=10, hanging_limit_ms=0)
+
+    async def on_loop() -> None:
+        feed, clock = StateFeed(ConsoleState(limits=limits)), FakeClock()
+        with keep_output() as written:
+            app = TopApp(feed, clock)
+            async with asyncio.timeout(SECONDS_MAX), Collector(config) as collector:
+                feeding = asyncio.create_task(feed_from(collector, feed, clock))
+                async with app.run_test(size=(120, 40)) as pilot:
+                    screen = Screen(app, feed, clock, written)
+                    screen.pilot = pilot
+                    await steps(screen)
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
+
+    asyncio.run(on_loop())
+
+
+async def feed_from(collector: Collector, feed: StateFeed, clock: FakeClock) -> None:
+    async for snapshot in collector.follow():
+        clock.advance(max(0, snapshot.at_ms - clock.now_ms()))
+        feed.publish(snapshot)
+
+
+async def see(screen: Screen, text: str) -> None:
+    """Wait for a state that shows a text, however it is broken into lines."""
+
+    def is_seen() -> bool:
+        return text in " ".join(screen.text.split())
+
+    states = screen.feed.follow()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SECONDS_MAX / 2):
+            await screen.settle()
+            while not is_seen():
+                await anext(states)
+                await screen.settle()
+    assert is_seen(), screen.text
+
+
+def test_a_transaction_in_doubt_appears_with_its_verdict_and_goes(broker: EmbeddedBroker, url: str) -> None:
+    name = new_name()
+    make_topic(broker, name)
+    config = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": name}
+
+    async def steps(screen: Screen) -> None:
+        await see(screen, "No transaction is open.")
+        with Producer({**config, "transaction.two.phase.commit.enable": True}) as producer:
+            await asyncio.to_thread(producer.init_transactions)
+            producer.begin_transaction()
+            producer.send(name, b"v")
+            state = await asyncio.to_thread(producer.prepare_transaction)
+            await see(screen, "1 transaction in doubt that nothing here can decide.")
+            await screen.press("2")
+            await see(screen, "orphan")
+            await screen.press("enter")
+            await see(screen, f"Token {state}")
+            await see(screen, "no store or decision log that is read here names it")
+            await see(screen, f"{name}-0")
+            assert screen.app.place.key == name
+            await asyncio.to_thread(producer.complete_transaction, state)
+        await see(screen, "No transaction of this id is open")
+        await screen.press("1")
+        await see(screen, "No transaction is open.")
+
+    use_cluster(broker, steps, url, limits=Limits(limit_ms=0))
+
+
+def test_what_a_database_has_decided_for_a_dead_writer(broker: EmbeddedBroker, url: str) -> None:
+    name = die_after("commit database", url, broker)
+
+    async def steps(screen: Screen) -> None:
+        await see(screen, "1 transaction to recover.")
+        await screen.press("2")
+        await see(screen, name)
+        await screen.press("enter")
+        await see(screen, "Its writer is gone: recovery commits it in Kafka.")
+        await see(screen, "[x] coordinator")
+        await see(screen, "Recovery would commit")
+
+    use_cluster(broker, steps, url, limits=Limits(grace_ms=0))
+
+
+def test_once_says_what_to_run_and_exits_with_what_it_comes_to(
+    broker: EmbeddedBroker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "top",
+        "--once",
+        "--bootstrap-server",
+        broker.bootstrap_servers,
+        "--store",
+        url,
+        "--grace-s",
+        "0",
+    ]
+    assert main(words) == 0
+    assert "ok: No transaction is open." in capsys.readouterr().out
+    name = die_after("commit database", url, broker)
+    assert main(words) == 3
+    printed = capsys.readouterr().out
+    assert f"recover: {name} (Ongoing, by {url}" in printed
+    (command,) = [
+        line for line in printed.splitlines() if line.startswith("  tallystick transactions resolve")
+    ]
+    assert main([*shlex.split(command)[1:], "--yes"]) == 0
+    capsys.readouterr()
+    assert main(words) == 0
+    missing = f"{url}.not-there"
+    assert main([*words, "--store", missing]) == 4
+    printed = capsys.readouterr().out
+    assert "Not everything could be read:" in printed
+    assert missing in printed
+
+
+def test_once_needs_no_terminal_and_no_extra(broker: EmbeddedBroker) -> None:
+    code = (
+        "import sys; sys.modules['textual'] = None; from tallystick.cli.main import main; sys.exit(main({}))"
+    )
+    words = ["top", "--once", "--bootstrap-server", broker.bootstrap_servers]
+    done = subprocess.run(
+        [sys.executable, "-c", code.format(words)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS_MAX,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii()
+
+
+@pytest.mark.slow
+def test_once_says_when_no_broker_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = tmp_path / "client.properties"
+    settings.write_text("default.api.timeout.ms=500\nrequest.timeout.ms=500\n")
+    words = ["top", "--once", "--bootstrap-server", "127.0.0.1:1", "--command-config", str(settings)]
+    assert main(words) == 4
+    printed = capsys.readouterr().out
+    assert "not read" in printed
+    assert "unknown: Not everything could be read" in printed
+
+
+class InTerminal:
+    """A Python program in a terminal of its own."""
+
+    def __init__(self, *words: str) -> None:
+        self.ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, *words],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.written = b""
+
+    def read_until(self, text: bytes) -> None:
+        """Read what is written until a text was; the process ends the terminal, and pytest a hang."""
+        while text not in self.written:
+            self.written += os.read(self.ours, 65_536)
+
+    def read_rest(self) -> None:
+        with suppress(OSError):  # the other side is closed
+            while data := os.read(self.ours, 65_536):
+                self.written += data
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.ours)
+
+
+@pytest.mark.parametrize("end", ["q", "SIGTERM"])
+def test_a_terminal_is_left_as_it_was(broker: EmbeddedBroker, end: str) -> None:
+    words = ("top", "--bootstrap-server", broker.bootstrap_servers)
+    with closing(InTerminal("-m", "tallystick.cli.main", *words)) as terminal:
+        terminal.read_until(b"No transaction is open.")
+        if end == "q":
+            os.write(terminal.ours, b"q")
+        else:
+            terminal.process.send_signal(signal.SIGTERM)
+        terminal.read_rest()
+        assert terminal.process.wait(SECONDS_MAX) == 0
+        for enter, leave in ((b"\x1b[?1049h", b"\x1b[?1049l"), (b"\x1b[?25l", b"\x1b[?25h")):
+            assert terminal.written.rindex(leave) > terminal.written.rindex(enter)
+        assert b"\x1b[?1000h" not in terminal.written  # the mouse is the terminal's own
+        assert b"Traceback" not in terminal.written
+
+
+FAILING = """
+import sys
+from tallystick.cli.main import main
+from tallystick.console.collect.collector import Collector
+
+async def fail(self):
+    raise KeyError("a mistake")
+
+Collector._count_ids = fail
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_collector_that_fails_ends_the_terminal_and_says_why() -> None:
+    words = ("top", "--bootstrap-server", "127.0.0.1:1")
+    with closing(InTerminal("-c", FAILING, *words)) as terminal:
+        terminal.read_rest()
+        assert terminal.process.wait(SECONDS_MAX) == 1
+        rest = terminal.written.rpartition(b"\x1b[?1049l")[2]
+        assert b"tallystick: the collector has failed: nothing is read any more" in rest
+        assert b"a mistake" in rest

@@ -1,0 +1,95 @@
+"""Names that mean harm on every screen of the terminal: what is really written to it, byte for byte."""
+
+import re
+from functools import cache
+
+import pytest
+from rich.cells import cell_len
+from tests.support.hostile_console import HARMLESS, HOSTILE, make_hostile_state
+from tests.support.terminal import PLACING, WIDE, Screen, use_terminal
+
+from tallystick.console.terminal.places import MENU, Section
+from tallystick.console.terminal.summary import list_summary
+from tallystick.console.visible import show
+from tallystick.kernel.value import Value
+
+pytestmark = pytest.mark.slow
+
+# The shape of the mouse's pointer, which Textual sets to its default once.
+POINTER = "\x1b]22;default\x07"
+# The ways to each screen, by what is pressed from the overview on; the rows of all names stand alike.
+WAYS = {
+    **{section.value: ("question_mark", str(number)) for number, section in enumerate(MENU, 1)},
+    "a transaction that hangs": ("2", "enter"),
+    "a transaction that is known": ("2", "down", "down", "enter"),
+    "the end of its page": ("2", "down", "down", "enter", "end"),
+    "the stores to their end": ("3", "end"),
+    "a topic": ("5", "enter"),
+    "a group": ("6", "enter"),
+    "its end": ("6", "enter", "end"),
+    "the end of the overview": ("end",),
+    "help": ("question_mark",),
+}
+
+
+def list_sequences(written: str) -> set[str]:
+    """Return the control sequences that style text, without those that only place it."""
+    return {sequence for sequence in PLACING.findall(written) if sequence.endswith("m")}
+
+
+class Visit(Value):
+    """What was written on the way to a screen, and what is on it."""
+
+    written: str
+    lines: list[str]
+    section: Section
+
+
+@cache
+def visit_all(name: str) -> dict[str, Visit]:
+    visits: dict[str, Visit] = {}
+
+    async def steps(screen: Screen) -> None:
+        for where, way in WAYS.items():
+            await screen.press("1")
+            length = len(screen.written)
+            await screen.press(*way)
+            visits[where] = Visit(screen.written[length:], screen.lines, screen.app.place.section)
+
+    use_terminal(make_hostile_state(name), steps, size=WIDE)
+    return visits
+
+
+@cache
+def list_harmless_styles() -> set[str]:
+    """Return the styles of all screens where no name means harm."""
+    return {style for visit in visit_all(HARMLESS).values() for style in list_sequences(visit.written)}
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("where", WAYS)
+def test_a_name_does_nothing_and_each_character_of_it_is_seen(where: str, name: str) -> None:
+    """[CON-9]"""
+    visit = visit_all(name)[where]
+    rest = PLACING.sub("", visit.written.replace(POINTER, ""))
+    assert [each for each in rest if not each.isprintable() and each != "\n"] == []
+    assert list_sequences(visit.written) <= list_harmless_styles()
+    assert all(cell_len(line) == WIDE[0] for line in visit.lines)
+    assert visit.section is visit_all(HARMLESS)[where].section
+    if where != "help":
+        # The first characters, which fit into the narrowest column that shows a name.
+        beginning = show(name)[:4]
+        assert any(beginning in line for line in visit.lines), visit.lines
+
+
+def test_the_styles_are_looked_at() -> None:
+    """A guard: the screens do have styles, and none of them blinks as the names would have it."""
+    assert len(list_harmless_styles()) >= 5
+    assert not any(re.search(r"[\[;]5[;m]", style) for style in list_harmless_styles())
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
+def test_the_summary_is_text(name: str) -> None:
+    lines = list(list_summary(make_hostile_state(name), 0))
+    assert all(line.isprintable() for line in lines)
+    assert any(show(name)[:200] in line for line in lines)

@@ -1,0 +1,335 @@
+"""The terminal application, driven by keys: no terminal, no clock, no cluster."""
+
+import base64
+
+import pytest
+from tests.support.console_facts import (
+    NOW_MS,
+    WRITER,
+    describe,
+    make_case,
+    make_row,
+    make_snapshot,
+    make_store,
+    pair,
+    read_again,
+)
+from tests.support.hostile_console import HARMLESS, make_hostile_state
+from tests.support.terminal import SMALL, STYLE, WIDE, Screen, use_terminal
+
+from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.console.snapshot import PartStatus, Snapshot
+from tallystick.console.state import ConsoleState, advance
+from tallystick.console.terminal.places import MENU, Order, Section
+from tallystick.kernel.value import replace
+
+STATE = make_hostile_state(HARMLESS)
+
+
+def settle(snapshot: Snapshot) -> ConsoleState:
+    return advance(advance(ConsoleState(), snapshot), read_again(snapshot, after_ms=1))
+
+
+def open_ids(*ages_ms: int) -> Snapshot:
+    """Return transactions that are fine, by their age; the oldest comes first."""
+    return make_snapshot(
+        *(describe(f"id-{age_ms}", writer=pair(age_ms, 0), age_ms=age_ms) for age_ms in ages_ms)
+    )
+
+
+@pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x50"])
+def test_digits_lead_to_the_pages(size: tuple[int, int]) -> None:
+    async def steps(screen: Screen) -> None:
+        assert "1 transaction hanging" in screen.text
+        for number, section in enumerate(MENU, 1):
+            await screen.press(str(number))
+            assert screen.app.place.section is section
+            assert f"[{number} {section.value}]" in screen.lines[1]
+            assert len(screen.lines) == size[1]
+            assert "q quit" in screen.lines[-1]
+
+    use_terminal(STATE, steps, size=size)
+
+
+def test_enter_opens_and_escape_leads_back_to_the_same_row() -> None:
+    async def steps(screen: Screen) -> None:
+        await screen.press("2", "down", "down")
+        line = screen.cursor_line
+        await screen.press("enter")
+        assert screen.app.place.key == HARMLESS
+        assert "Its writer is gone" in screen.text
+        await screen.press("end", "escape")
+        assert (screen.app.place.section, screen.app.place.key) == (Section.TRANSACTIONS, None)
+        assert screen.cursor_line == line
+        await screen.press("escape")
+        assert screen.app.place.section is Section.OVERVIEW
+        await screen.press("escape")
+        assert screen.app.place.section is Section.OVERVIEW
+
+    use_terminal(STATE, steps)
+
+
+def test_a_chain_of_pages_is_left_step_by_step() -> None:
+    async def steps(screen: Screen) -> None:
+        await screen.press("6", "enter")
+        assert screen.app.place.key == HARMLESS
+        await screen.press("enter")
+        assert screen.app.place.section is Section.TOPICS
+        await screen.press("enter")
+        assert screen.app.place.section is Section.TRANSACTIONS
+        await screen.press("escape", "backspace")
+        assert screen.app.place.section is Section.GROUPS
+
+    use_terminal(STATE, steps, size=WIDE)
+
+
+def test_the_reason_of_the_row_under_the_cursor_is_below_the_page() -> None:
+    async def steps(screen: Screen) -> None:
+        await screen.press("2")
+        assert "no coordinator knows the producer id" in screen.lines[-3]
+        await screen.press("down")
+        assert "has not committed it" in screen.lines[-3]
+
+    use_terminal(STATE, steps)
+
+
+def test_a_filter_is_typed_applied_and_left() -> None:
+    async def steps(screen: Screen) -> None:
+        await screen.press("2", "slash", *"q1s?", "escape")
+        assert (screen.app.place.section, screen.app.place.filter.text) == (Section.TRANSACTIONS, "")
+        await screen.press("slash", *"health=recover", "enter")
+        assert "2 match the filter health=recover" in screen.text
+        assert "producer:77:0" not in screen.text
+        await screen.press("slash", "enter")
+        assert "2 match" in screen.text
+        await screen.press("escape")
+        assert "producer:77:0" in screen.text
+        await screen.press("5", "slash", *"order", "enter")
+        assert screen.app.place.filter.text == "order"
+        await screen.press("4", "slash")
+        assert screen.app.place.section is Section.PIPELINES
+
+    use_terminal(STATE, steps)
+
+
+def test_what_is_pasted_into_the_filter_is_made_visible() -> None:
+    async def steps(screen: Screen) -> None:
+        from textual.events import Paste
+
+        await screen.press("2", "slash")
+        screen.app.post_message(Paste("pay\x1b[5;31m\u202e"))
+        await screen.settle()
+        await screen.press("enter")
+        assert screen.app.place.filter.text == r"pay\x1b[5;31m\u202e".replace("\\", "")
+
+    use_terminal(STATE, steps)
+
+
+def test_sorting_keeps_the_list() -> None:
+    async def steps(screen: Screen) -> None:
+        await screen.press("2")
+        for order in (*list(Order)[1:], Order.WORST):
+            await screen.press("s")
+            assert screen.app.place.order is order
+            assert order.value in screen.text
+        await screen.press("1", "s")
+        assert screen.app.place.order is Order.WORST
+
+    use_terminal(STATE, steps)
+
+
+def test_a_row_keeps_its_place_under_the_cursor_when_the_data_change() -> None:
+    ages_ms = range(1_000, 61_000, 1_000)
+
+    async def steps(screen: Screen) -> None:
+        await screen.press("2", "end", "up", "up")
+        line = screen.cursor_line
+        assert line is not None
+        name = screen.lines[line][17:27]
+        more = read_again(open_ids(*ages_ms, *range(100_000, 130_000, 1_000)))
+        await screen.publish(more)
+        assert screen.cursor_line == line
+        assert screen.lines[line][17:27] == name
+        fewer = read_again(more)
+        await screen.publish(replace(fewer, transactions=open_ids(*ages_ms).transactions))
+        assert screen.cursor_line == line
+        assert screen.lines[line][17:27] == name
+
+    use_terminal(settle(open_ids(*ages_ms)), steps)
+
+
+def test_a_transaction_that_ends_leaves_its_page_and_says_so() -> None:
+    async def steps(screen: Screen) -> None:
+        await screen.press("2", "enter")
+        assert screen.app.place.key == "id-5000"
+        await screen.publish(read_again(make_snapshot()))
+        assert "No transaction of this id is open" in screen.text
+
+    use_terminal(settle(open_ids(5_000)), steps)
+
+
+def test_a_hanging_transaction_appears_by_itself() -> None:
+    async def steps(screen: Screen) -> None:
+        assert screen.lines[0].startswith("tallystick ok")
+        case = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=Verdict.HANGING)
+        await screen.publish(read_again(make_snapshot(cases=[case])))
+        assert screen.lines[0].startswith("tallystick hanging")
+        assert "transactions abort" in screen.text
+
+    use_terminal(settle(make_snapshot()), steps)
+
+
+def test_a_cluster_that_is_away_is_said_at_once_and_its_data_age() -> None:
+    snapshot = make_snapshot(describe())
+    away = PartStatus(
+        read_ms=NOW_MS - 200, tried_ms=NOW_MS, away_since_ms=NOW_MS, failures=("transactions: refused",)
+    )
+
+    async def steps(screen: Screen) -> None:
+        gone = read_again(snapshot)
+        await screen.publish(replace(gone, transactions=replace(gone.transactions, status=away)))
+        assert screen.lines[2].startswith("! The cluster cannot be read, last read 200 ms ago: ")
+        screen.clock.advance(60_000)
+        screen.app.show_age()
+        await screen.settle()
+        assert "last read 1 min" in screen.lines[2]
+        assert "read 1 min ago" in screen.lines[0]
+        assert "pay-1" not in screen.lines[2]
+        await screen.press("2")
+        assert "pay-1" in screen.text
+
+    use_terminal(settle(snapshot), steps)
+
+
+def test_before_the_first_reading_it_says_so() -> None:
+    async def steps(screen: Screen) -> None:
+        assert "not read yet" in screen.lines[0]
+        assert "Nothing has been read yet." in screen.text
+        await screen.publish(make_snapshot())
+        assert "No transaction is open." in screen.text
+
+    use_terminal(ConsoleState(), steps)
+
+
+def test_a_command_is_copied_whole_and_not_by_accident() -> None:
+    async def steps(screen: Screen) -> None:
+        await screen.press("2", "down", "down", "enter", "c")
+        (start,) = [at for at in range(len(screen.written)) if screen.written.startswith("\x1b]52;c;", at)]
+        copied = screen.written[start + 7 :].partition("\a")[0]
+        command = base64.b64decode(copied).decode()
+        assert command.startswith("tallystick transactions resolve --bootstrap-server")
+        assert "Copied" in screen.text
+        await screen.press("escape", "5", "c")
+        assert "There is no command here." in screen.text
+        assert screen.written.count("\x1b]52") == 1
+
+    use_terminal(STATE, steps)
+
+
+def test_keys_ask_for_help_and_for_newer_data() -> None:
+    asked: list[bool] = []
+
+    async def steps(screen: Screen) -> None:
+        await screen.press("r")
+        assert asked == [True]
+        assert "as soon as its load allows" in screen.text
+        await screen.press("question_mark", "question_mark")
+        assert "move by a screen" in screen.text
+        await screen.press("escape")
+        assert screen.app.place.section is Section.OVERVIEW
+
+    use_terminal(STATE, steps, read_soon=lambda: asked.append(True))
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+c"])
+def test_it_ends(key: str) -> None:
+    async def steps(screen: Screen) -> None:
+        assert screen.app.is_running
+        await screen.press(key)
+        assert screen.app.return_code == 0
+
+    use_terminal(STATE, steps)
+
+
+def test_a_state_that_comes_while_it_ends_does_no_harm() -> None:
+    async def steps(screen: Screen) -> None:
+        screen.app.exit()
+        screen.feed.publish(read_again(make_snapshot()))
+        await screen.settle()
+        await screen.publish(read_again(read_again(make_snapshot())))
+        screen.app.show_state()
+        screen.app.show_age()
+
+    use_terminal(STATE, steps)
+
+
+def test_a_window_that_shrinks_keeps_the_row() -> None:
+    async def steps(screen: Screen) -> None:
+        await screen.press("2", "down", "down")
+        await screen.resize(60, 14)
+        line = screen.cursor_line
+        assert line is not None
+        assert HARMLESS in screen.lines[line]
+        assert all(len(each) == 60 for each in screen.lines)
+
+    use_terminal(STATE, steps, size=WIDE)
+
+
+def test_without_colours_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    texts: list[str] = []
+
+    async def steps(screen: Screen) -> None:
+        await screen.press("2", "down")
+        texts.append(screen.text)
+        parameters = {number for each in STYLE.findall(screen.written) for number in each.split(";")}
+        colours = {str(number) for base in (30, 40, 90, 100) for number in range(base, base + 8)} | {
+            "38",
+            "48",
+        }
+        assert parameters & colours == set()
+        assert "> recover" in screen.text
+
+    use_terminal(STATE, steps)
+    monkeypatch.delenv("NO_COLOR")
+
+    async def coloured_steps(screen: Screen) -> None:
+        await screen.press("2", "down")
+        assert screen.text == texts[0]
+        assert "\x1b[1;31" in screen.written
+
+    use_terminal(STATE, coloured_steps)
+
+
+def test_the_colours_are_those_of_the_terminal() -> None:
+    """Sixteen colours, and the background as it is: readable on light and on dark ones, and over any line."""
+
+    async def steps(screen: Screen) -> None:
+        for number in range(1, len(MENU) + 1):
+            await screen.press(str(number))
+        parameters = {number for each in STYLE.findall(screen.written) for number in each.split(";")}
+        assert parameters & {"38", "48"} == set()
+        assert not parameters & {str(number) for number in range(40, 48)}
+
+    use_terminal(STATE, steps)
+
+
+def test_a_store_has_its_rows_and_their_transactions() -> None:
+    snapshot = make_snapshot(describe(age_ms=120_000), stores=[make_store(make_row(state=WRITER))])
+
+    async def steps(screen: Screen) -> None:
+        await screen.press("3", "down", "down", "enter")
+        assert screen.app.place.key == "pay-1"
+
+    use_terminal(settle(snapshot), steps)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (9, 4), (30, 7), (300, 90)], ids=str)
+def test_a_window_of_any_size_shows_what_fits(size: tuple[int, int]) -> None:
+    async def steps(screen: Screen) -> None:
+        for number in range(1, len(MENU) + 1):
+            await screen.press(str(number), "down", "pagedown", "end", "enter", "up", "home", "escape")
+        await screen.press("2", "slash", *"pay", "enter")
+        assert len(screen.lines) == size[1]
+
+    use_terminal(STATE, steps, size=size)
