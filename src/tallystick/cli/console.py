@@ -1,8 +1,9 @@
-"""`tallystick console`: both halves of every transaction in a browser, read only."""
+"""`tallystick console`: both halves of every transaction in a browser; by default it changes nothing."""
 
 import asyncio
 import sys
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,9 @@ from tallystick.cli.cluster_command import (
     build_config,
     select_role_settings,
 )
+from tallystick.cli.settings import add_modes
+from tallystick.console.actions.config import ActionConfig
+from tallystick.console.actions.desk import ActionDesk
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.health import Limits
@@ -40,6 +44,10 @@ User = Annotated[str, typer.Option(help="The user that requests need.")]
 PasswordFile = Annotated[Path | None, typer.Option(help="A file with that user's password.")]
 Certificate = Annotated[Path | None, typer.Option(help="PEM file of the certificate: serve https.")]
 Key = Annotated[Path | None, typer.Option(help="PEM file of its key, if it is not in the same file.")]
+AllowActions = Annotated[
+    bool, typer.Option("--allow-actions", help="Let pages end transactions and move offsets.")
+]
+AuditLog = Annotated[Path | None, typer.Option(help="Append a line here before and after each action.")]
 HostNames = Annotated[
     list[str] | None,
     typer.Option("--host-name", help="A further name that requests may come under. Repeatable."),
@@ -62,9 +70,15 @@ def console(
     certificate: Certificate = None,
     key: Key = None,
     host_name: HostNames = None,
+    allow_actions: AllowActions = False,
+    audit_log: AuditLog = None,
 ) -> None:
-    """Show both halves of every transaction in a browser; see docs/console.md. Changes nothing."""
-    client = select_role_settings("admin", build_config(bootstrap_server, command_config))
+    """Show both halves of every transaction in a browser; see docs/console.md.
+
+    Changes nothing without --allow-actions.
+    """
+    settings = build_config(bootstrap_server, command_config)
+    client = select_role_settings("admin", settings)
     host, port = parse_listen(listen)
     options = ListenOptions(
         host=host,
@@ -80,6 +94,8 @@ def console(
         key=key,
     )
     problems = list(options.find_problems())
+    if audit_log is not None and not allow_actions:
+        problems.append("--audit-log: needs --allow-actions")
     config: CollectorConfig | None = None
     with collect_problems(problems):
         config = CollectorConfig.check(
@@ -90,14 +106,33 @@ def console(
         )
     if problems or config is None:
         raise BadConfig("\n".join(problems))
+    actions = _configure_actions(config, settings, audit_log) if allow_actions else None
     limits = Limits(grace_ms=grace_s * 1000, limit_ms=limit_s * 1000)
     with suppress(KeyboardInterrupt):  # the way to end it
-        asyncio.run(_serve(config, options, limits))
+        asyncio.run(_serve(config, options, limits, actions))
 
 
-async def _serve(config: CollectorConfig, options: ListenOptions, limits: Limits) -> None:
-    async with Collector(config) as collector:
-        await consoles.serve(collector, options, limits, _announce)
+def _configure_actions(
+    config: CollectorConfig, settings: Mapping[str, object], audit_log: Path | None
+) -> ActionConfig:
+    return ActionConfig(
+        admin=config.client,
+        producer=add_modes(select_role_settings("producer", settings), (), prepares=True),
+        stores=config.stores,
+        decision_topics=config.decision_topics,
+        audit_log=audit_log,
+    )
+
+
+async def _serve(
+    config: CollectorConfig, options: ListenOptions, limits: Limits, actions: ActionConfig | None
+) -> None:
+    async with AsyncExitStack() as stack:
+        collector = await stack.enter_async_context(Collector(config))
+        desk = None
+        if actions is not None:
+            desk = await stack.enter_async_context(ActionDesk(actions, follow_up=collector.read_soon))
+        await consoles.serve(collector, options, limits, _announce, desk)
 
 
 def _announce(address: str) -> None:

@@ -4,6 +4,7 @@
     collect/        reads them: one collector for all pages, with a limit to what it costs the cluster
     joint, judge    pure: both halves of each transaction side by side, with the verdict and the command
     state, feed     the newest snapshot, joined, and those who follow it
+    actions/        what may be done from a page: dry runs (pure), one attempt, the audit log
     views/          pure: a view model for each page, which the page, its JSON form and the terminal share
     web/            Starlette application, templates and vendored scripts
     terminal/       the same view models in a terminal: `tallystick top`

@@ -5,7 +5,6 @@ JavaScript an open page asks again when the stream tells of a new snapshot, and 
 in place, by ids; without, a reload shows the same. `?format=json` returns the view model instead.
 """
 
-import json
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.applications import Starlette
@@ -25,8 +23,11 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tallystick import __version__
+from tallystick.console.actions.desk import ActionDesk
+from tallystick.console.actions.request import find_action_url, find_reset_url
 from tallystick.console.feed import StateFeed
 from tallystick.console.views.texts import format_count, format_duration
+from tallystick.console.web.action_pages import ActionPages, encode_json, format_url
 from tallystick.console.web.guard import HEADERS, check_request
 from tallystick.console.web.pages import MENU, PAGES, Page, PageRequest
 from tallystick.kernel.clock import Clock, SystemClock
@@ -49,37 +50,55 @@ class WebOptions(Value, kw_only=True):
     read_credentials: Callable[[], HttpCredentials] = HttpCredentials
 
 
-def create_app(feed: StateFeed, options: WebOptions | None = None, clock: Clock | None = None) -> Starlette:
-    """Create the application. It starts and stops nothing: the feed is its caller's."""
-    shell = _Shell(feed, clock or SystemClock())
+def create_app(
+    feed: StateFeed,
+    options: WebOptions | None = None,
+    clock: Clock | None = None,
+    desk: ActionDesk | None = None,
+) -> Starlette:
+    """Create the application. It starts and stops nothing: the feed and the desk are its caller's.
+
+    Args:
+        desk: carries actions out; without one, nothing can be changed and no page offers it.
+    """
+    options = options or WebOptions()
+    shell = _Shell(feed, clock or SystemClock(), allows_actions=desk is not None)
     routes = [
         Route("/events", shell.stream),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
-        *(Route(page.path, partial(shell.show, page)) for page in PAGES),
+        *(Route(page.path.replace("{key:path}", "{key:name}"), partial(shell.show, page)) for page in PAGES),
     ]
-    guard = Middleware(_Guard, options=options or WebOptions())
+    if desk is not None:
+        actions = ActionPages(desk, feed, shell.templates, options.read_credentials)
+        routes += actions.list_routes()
+    guard = Middleware(_Guard, options=options)
     return Starlette(routes=routes, middleware=[guard], exception_handlers={404: shell.show_missing})
 
 
 class _Shell:
     """Renders pages from the feed's newest state."""
 
-    def __init__(self, feed: StateFeed, clock: Clock) -> None:
+    def __init__(self, feed: StateFeed, clock: Clock, *, allows_actions: bool) -> None:
         self._feed, self._clock = feed, clock
-        self._templates = Environment(
+        self.templates = Environment(
             loader=FileSystemLoader(FOLDER / "templates"),
             autoescape=select_autoescape(default=True),
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters |= {
+        self.templates.filters |= {
             "duration": format_duration,
             "count": format_count,
             "time": _format_time,
             "path": partial(quote, safe=""),
         }
-        self._templates.globals |= {"menu": MENU, "version": __version__}
+        self.templates.globals |= {
+            "menu": MENU,
+            "version": __version__,
+            "find_action_url": find_action_url if allows_actions else _find_nothing,
+            "find_reset_url": find_reset_url if allows_actions else _find_nothing,
+        }
 
     async def show(self, page: Page, request: Request) -> Response:
         """Answer with a page, or with its view model as JSON."""
@@ -92,13 +111,13 @@ class _Shell:
             )
         )
         if request.query_params.get("format") == "json":
-            return Response(_encode_json(model), media_type="application/json")
-        template = self._templates.get_template(page.template)
-        return HTMLResponse(template.render(page=model, section=page.section, url=_format_url(request)))
+            return Response(encode_json(model), media_type="application/json")
+        template = self.templates.get_template(page.template)
+        return HTMLResponse(template.render(page=model, section=page.section, url=format_url(request)))
 
     async def show_missing(self, request: Request, exc: Exception) -> Response:
         """Answer a path that no page has."""
-        template = self._templates.get_template("missing.html")
+        template = self.templates.get_template("missing.html")
         return HTMLResponse(template.render(section="", url="/", path=request.url.path), status_code=404)
 
     async def stream(self, request: Request) -> Response:
@@ -111,14 +130,9 @@ class _Shell:
             yield ServerSentEvent(data=str(number), event="snapshot", id=str(number))
 
 
-def _encode_json(model: object) -> bytes:
-    return json.dumps(msgspec.to_builtins(model), indent=2).encode()
-
-
-def _format_url(request: Request) -> str:
-    """Return path and query, as the page asks for itself again."""
-    query = request.url.query
-    return f"{request.url.path}?{query}" if query else request.url.path
+def _find_nothing(text: str) -> str:
+    """Return no URL: what `text` stands for is left to the command line."""
+    return ""
 
 
 def _format_time(ms: int | None) -> str:

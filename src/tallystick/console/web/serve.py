@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 import uvicorn
 
+from tallystick.console.actions.desk import ActionDesk
 from tallystick.console.feed import StateFeed
 from tallystick.console.health import Limits
 from tallystick.console.listen import ListenOptions
@@ -31,10 +32,12 @@ async def serve(
     options: ListenOptions,
     limits: Limits,
     announce: Callable[[str], None],
+    desk: ActionDesk | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
+        desk: carries actions out; without one, pages change nothing.
         announce: called with the address, once requests are answered.
     Raises: BadConfig; OSError if the address cannot be bound.
     """
@@ -44,7 +47,7 @@ async def serve(
     listener = _bind(options)
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(feed, web),
+            create_app(feed, web, desk=desk),
             log_level="warning",
             access_log=False,
             server_header=False,
