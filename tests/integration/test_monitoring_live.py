@@ -10,12 +10,9 @@ from tests.support.monitoring import Exported, list_expressions
 from tests.unit.metrics.test_monitoring import expose_broker
 
 from tallystick.broker.metrics.broker_metrics import FAMILIES
-from tallystick.console import serve
-from tallystick.console.collect.collector import Collector
+from tallystick.console import ConsoleThread
 from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.health import Limits
-from tallystick.console.listen import ListenOptions
-from tallystick.testing import EmbeddedBroker
+from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
 
@@ -38,32 +35,24 @@ def test_a_live_broker_serves_every_metric_with_the_labels_that_rules_name(tmp_p
 def test_a_live_console_serves_its_metrics(tmp_path: Path) -> None:
     """A whole scrape over a socket, of a console that reads a real broker."""
 
-    async def run(servers: str) -> str:
-        config = CollectorConfig.check({"bootstrap.servers": servers}, [f"sqlite:///{tmp_path / 'shop.db'}"])
-        answers: asyncio.Queue[str] = asyncio.Queue()
-        async with Collector(config) as collector:
-            server = asyncio.create_task(
-                serve(collector, ListenOptions(port=0), Limits(), answers.put_nowait)
-            )
-            try:
-                async with asyncio.timeout(60):
-                    address = await answers.get()
-                    while True:
-                        text = await asyncio.to_thread(read, f"{address}metrics")
-                        if "\ntallystick_cluster_brokers 1.0" in text:
-                            return text
-            finally:
-                server.cancel()
-                await asyncio.gather(server, return_exceptions=True)
-
     with EmbeddedBroker(in_process=True) as broker:
-        text = asyncio.run(run(broker.bootstrap_servers))
+        config = CollectorConfig.check(
+            {"bootstrap.servers": broker.bootstrap_servers}, [f"sqlite:///{tmp_path / 'shop.db'}"]
+        )
+        with ConsoleThread(config) as console:
+            text = eventually(lambda: read_metrics(console.address), deadline_s=60)
     live = Exported()
     live.read(text)
     known = {*live.labels, *live.without_samples}
     named = {selector.name for each in list_expressions() for selector in each.selectors}
     of_console = ("tallystick_cluster_", "tallystick_console_", "tallystick_store_")
     assert {name for name in named if name.startswith(of_console)} <= known
+
+
+def read_metrics(address: str) -> str:
+    """Return the console's metrics once it has read the broker; nothing before that."""
+    text = read(f"{address}metrics")
+    return text if "\ntallystick_cluster_brokers 1.0" in text else ""
 
 
 def read(url: str) -> str:

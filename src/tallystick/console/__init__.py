@@ -5,6 +5,7 @@
     joint, judge    pure: both halves of each transaction side by side, with the verdict and the command
     lookup/         reads what one page asks for: a history, the records of a partition
     state, feed     the newest snapshot, joined, and those who follow it
+    actions/        what may be done from a page: dry runs (pure), one attempt, the audit log
     views/          pure: a view model for each page, which the page, its JSON form and the terminal share
     visible         pure: text of others as a screen may show it
     web/            Starlette application, templates and vendored scripts
@@ -19,18 +20,30 @@ from typing import TYPE_CHECKING
 from tallystick import _lazy
 
 if TYPE_CHECKING:
+    from tallystick.console.actions.desk import ActionDesk
     from tallystick.console.collect.collector import Collector
     from tallystick.console.lookup.lookups import ClusterLookups
     from tallystick.console.terminal.run import run_top
     from tallystick.console.web.beside import ConsoleThread
-    from tallystick.console.web.serve import open_feed, serve
+    from tallystick.console.web.serve import Services, open_feed, serve
 
-__all__ = ["ClusterLookups", "Collector", "ConsoleThread", "open_feed", "run_top", "serve"]
+__all__ = [
+    "ActionDesk",
+    "ClusterLookups",
+    "Collector",
+    "ConsoleThread",
+    "Services",
+    "open_feed",
+    "run_top",
+    "serve",
+]
 
 if not TYPE_CHECKING:  # loaded once the console listens: its address does not wait for them
     __getattr__ = _lazy.attributes(
         __name__,
         {
+            "ActionDesk": "tallystick.console.actions.desk:ActionDesk",
+            "Services": "tallystick.console.web.serve:Services",
             "ClusterLookups": "tallystick.console.lookup.lookups:ClusterLookups",
             "Collector": "tallystick.console.collect.collector:Collector",
             "ConsoleThread": "tallystick.console.web.beside:ConsoleThread",

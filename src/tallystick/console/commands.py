@@ -3,8 +3,8 @@
 A store is named by its URL without the password, as pages name it: its user adds the password.
 """
 
-from tallystick.admin.model import OpenTransaction
 from tallystick.console.visible import quote_words
+from tallystick.kernel.ids import TopicPartition
 
 
 def format_command(bootstrap_servers: str, group: str, verb: str, *options: str) -> str:
@@ -23,12 +23,16 @@ def find_hanging_command(bootstrap_servers: str) -> str:
     return format_command(bootstrap_servers, "transactions", "find-hanging")
 
 
-def abort_command(bootstrap_servers: str, transaction: OpenTransaction) -> str:
-    partition = transaction.partition
+def abort_command(bootstrap_servers: str, partition: TopicPartition, start_offset: int) -> str:
     where = ("--topic", partition.topic, "--partition", str(partition.partition))
     return format_command(
-        bootstrap_servers, "transactions", "abort", *where, "--start-offset", str(transaction.start_offset)
+        bootstrap_servers, "transactions", "abort", *where, "--start-offset", str(start_offset)
     )
+
+
+def describe_producers_command(bootstrap_servers: str, partition: TopicPartition) -> str:
+    where = ("--topic", partition.topic, "--partition", str(partition.partition))
+    return format_command(bootstrap_servers, "transactions", "describe-producers", *where)
 
 
 def force_terminate_command(bootstrap_servers: str, transactional_id: str) -> str:
@@ -60,6 +64,13 @@ def resolve_prefix_command(bootstrap_servers: str, prefix: str, store: str | Non
 
 def describe_group_command(bootstrap_servers: str, group_id: str) -> str:
     return format_command(bootstrap_servers, "groups", "describe", "--group", group_id)
+
+
+def reset_offsets_command(bootstrap_servers: str, group_id: str, *options: str) -> str:
+    """Return the command that moves a group's offsets; without `--execute` it would only show them."""
+    return format_command(
+        bootstrap_servers, "groups", "reset-offsets", "--group", group_id, *options, "--execute"
+    )
 
 
 def doctor_command(bootstrap_servers: str) -> str:

@@ -165,35 +165,55 @@ def _count_held_back(snapshot: Snapshot) -> dict[tuple[TopicPartition, ProducerI
     }
 
 
+def find_views(snapshot: Snapshot, transactional_id: str) -> TransactionViews:
+    """Return the views of one id as they are, whether anything of it is open or not."""
+    return _ViewIndex(snapshot).find(transactional_id)
+
+
 def _list_views(snapshot: Snapshot) -> Iterator[TransactionViews]:
     """List the views of all transactions that are open, or that a store or a decision expects to be."""
-    described, strangers = _sort_cases(snapshot)
-    stores = _index_rows(snapshot)
-    sparks = _SparkIndex(snapshot)
-    descriptions = snapshot.transactions.descriptions
-    for name in sorted({*descriptions, *stores, *sparks.decided_ids}):
-        description = descriptions.get(name)
-        is_open = description is not None and description.state in OPEN_STATES
-        store = _find_store_half(name, description, stores.get(name, ()), snapshot)
-        spark = sparks.find(name, description)
-        views = TransactionViews(
-            transactional_id=name,
-            writer=None if description is None else description.writer,
-            description=description,
-            is_known=name not in snapshot.transactions.unknown_ids,
-            cases=tuple(described.get(name, ())),
-            store=store,
-            spark=spark,
-        )
+    index = _ViewIndex(snapshot)
+    for name in index.list_ids():
+        views = index.find(name)
+        is_open = views.description is not None and views.description.state in OPEN_STATES
         if is_open or needs_judgement(views):
             yield views
-    for (name_or_none, writer), cases in strangers.items():
+    for (name_or_none, writer), cases in index.strangers.items():
         yield TransactionViews(
             transactional_id=name_or_none,
             writer=writer,
-            description=None if name_or_none is None else descriptions.get(name_or_none),
+            description=None
+            if name_or_none is None
+            else snapshot.transactions.descriptions.get(name_or_none),
             cases=tuple(cases),
             is_stranger=True,
+        )
+
+
+class _ViewIndex:
+    """Looks up the views of transactional ids in a snapshot."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._cases, self.strangers = _sort_cases(snapshot)
+        self._rows = _index_rows(snapshot)
+        self._sparks = _SparkIndex(snapshot)
+
+    def list_ids(self) -> list[str]:
+        """Return the ids that are described, or that a row or a decision names."""
+        return sorted({*self._snapshot.transactions.descriptions, *self._rows, *self._sparks.decided_ids})
+
+    def find(self, name: str) -> TransactionViews:
+        transactions = self._snapshot.transactions
+        description = transactions.descriptions.get(name)
+        return TransactionViews(
+            transactional_id=name,
+            writer=None if description is None else description.writer,
+            description=description,
+            is_known=name not in transactions.unknown_ids,
+            cases=tuple(self._cases.get(name, ())),
+            store=_find_store_half(name, description, self._rows.get(name, ()), self._snapshot),
+            spark=self._sparks.find(name, description),
         )
 
 

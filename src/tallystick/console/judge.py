@@ -189,7 +189,7 @@ def _judge_stranger(views: TransactionViews, servers: str) -> Judgement:
         return Judgement(
             Health.HANGING,
             f"Nothing will end it: {case.finding.value}. An abort marker in each of its partitions does.",
-            abort_command(servers, case.transaction),
+            abort_command(servers, case.transaction.partition, case.transaction.start_offset),
         )
     if HangingVerdict.SUSPECTED in verdicts:
         return Judgement(

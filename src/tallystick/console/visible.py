@@ -30,6 +30,7 @@ ELLIPSIS: Final = "\u2026"
 _BLANK: Final = frozenset("\u115f\u1160\u3164\uffa0\u2800")
 _MAY_BE_INVISIBLE: Final = re.compile(r"[^\x20-\x7e]")
 # What a shell reads as it stands; the same as in shlex.
+_QUOTED_PIECE: Final = re.compile(r"\\([0-7]{3})|\\(.)|([^\\])", re.DOTALL)
 _BARE: Final = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 
 
@@ -126,6 +127,21 @@ def quote_words(words: Iterable[str]) -> str:
     and POSIX.1-2024 read: what is shown can be copied, and is what is run.
     """
     return " ".join(map(_quote_word, words))
+
+
+def split_words(command: str) -> list[str]:
+    """Return the words of a command line that `quote_words` has made."""
+    return [_unquote_word(word) for word in _split_words(command)]
+
+
+def _unquote_word(word: str) -> str:
+    if not word.startswith("$'"):
+        return shlex.split(word)[0]
+    pieces = _QUOTED_PIECE.findall(word[2:-1])
+    octets = b"".join(
+        bytes((int(octal, 8),)) if octal else (escaped or plain).encode() for octal, escaped, plain in pieces
+    )
+    return octets.decode("utf-8", "surrogatepass")
 
 
 def _quote_word(word: str) -> str:

@@ -22,11 +22,13 @@ class ResolvedId(Value, kw_only=True):
     """The result for one id: the recovery report, or the failure.
 
     is_contradiction  the halves differ or must not be changed, so a retry does not help
+    error             what `failure` describes, if something was raised: it tells what may have happened
     """
 
     transactional_id: str
     recovered: RecoveredId | None = None
     failure: str = ""
+    error: Exception | None = None
     is_contradiction: bool = False
 
 
@@ -120,6 +122,7 @@ def _describe_failure(transactional_id: str, exc: Exception) -> ResolvedId:
     return ResolvedId(
         transactional_id=transactional_id,
         failure=describe_error(exc),
+        error=exc,
         is_contradiction=isinstance(exc, Halted | Torn),
     )
 

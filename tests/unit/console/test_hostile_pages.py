@@ -64,7 +64,7 @@ def ask(app: Starlette, url: str) -> httpx.Response:
 
 
 def make_url(path: str, name: str) -> str:
-    return path.replace("{key:text}", quote(name, safe=""))
+    return path.replace("{key:name}", quote(name, safe=""))
 
 
 def list_texts(value: Any) -> Iterator[str]:

@@ -21,6 +21,7 @@ from tallystick.console.visible import (
     shorten,
     show,
     show_on_page,
+    split_words,
     wrap,
     wrap_command,
 )
@@ -116,6 +117,7 @@ def test_a_shell_reads_a_command_as_it_was_meant(word: str) -> None:
     words = ["a", word.replace("\x00", ""), "", "it's"]
     expected = [each.encode() for each in words]
     assert run_words(quote_words(words)) == expected
+    assert split_words(quote_words(words)) == words
     lines = wrap_command(Visible(quote_words(words)), 70)
     if len(lines) > 1:
         assert run_words("\n".join(lines)) == expected

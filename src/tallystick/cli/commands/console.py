@@ -1,9 +1,10 @@
-"""`tallystick console`: both halves of every transaction in a browser, read only."""
+"""`tallystick console`: both halves of every transaction in a browser; by default it changes nothing."""
 
 import asyncio
 import socket
 import sys
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,8 @@ from tallystick.cli.cluster_command import (
     build_config,
     select_role_settings,
 )
+from tallystick.cli.settings import add_modes
+from tallystick.console.actions.config import ActionConfig
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.health import Limits
 from tallystick.console.listen import ListenOptions, format_address, open_listener, parse_listen
@@ -40,6 +43,10 @@ User = Annotated[str, typer.Option(help="The user that requests need.")]
 PasswordFile = Annotated[Path | None, typer.Option(help="A file with that user's password.")]
 Certificate = Annotated[Path | None, typer.Option(help="PEM file of the certificate: serve https.")]
 Key = Annotated[Path | None, typer.Option(help="PEM file of its key, if it is not in the same file.")]
+AllowActions = Annotated[
+    bool, typer.Option("--allow-actions", help="Let pages end transactions and move offsets.")
+]
+AuditLog = Annotated[Path | None, typer.Option(help="Append a line here before and after each action.")]
 HostNames = Annotated[
     list[str] | None,
     typer.Option("--host-name", help="A further name that requests may come under. Repeatable."),
@@ -62,9 +69,15 @@ def console(
     certificate: Certificate = None,
     key: Key = None,
     host_name: HostNames = None,
+    allow_actions: AllowActions = False,
+    audit_log: AuditLog = None,
 ) -> None:
-    """Show both halves of every transaction in a browser; see docs/console.md. Changes nothing."""
-    client = select_role_settings("admin", build_config(bootstrap_server, command_config))
+    """Show both halves of every transaction in a browser; see docs/console.md.
+
+    Changes nothing without --allow-actions.
+    """
+    settings = build_config(bootstrap_server, command_config)
+    client = select_role_settings("admin", settings)
     host, port = parse_listen(listen)
     options = ListenOptions(
         host=host,
@@ -80,6 +93,8 @@ def console(
         key=key,
     )
     problems = list(options.find_problems())
+    if audit_log is not None and not allow_actions:
+        problems.append("--audit-log: needs --allow-actions")
     config: CollectorConfig | None = None
     with collect_problems(problems):
         config = CollectorConfig.check(
@@ -90,15 +105,40 @@ def console(
         )
     if problems or config is None:
         raise BadConfig("\n".join(problems))
+    actions = _configure_actions(config, settings, audit_log) if allow_actions else None
     limits = Limits(grace_ms=grace_s * 1000, limit_ms=limit_s * 1000)
     with open_listener(options) as listener, suppress(KeyboardInterrupt):  # the way to end it
         print(f"The console is at {format_address(options, listener)}", file=sys.stderr, flush=True)
-        asyncio.run(_serve(config, listener, options, limits))
+        asyncio.run(_serve(config, listener, options, limits, actions))
+
+
+def _configure_actions(
+    config: CollectorConfig, settings: Mapping[str, object], audit_log: Path | None
+) -> ActionConfig:
+    return ActionConfig(
+        admin=config.client,
+        producer=add_modes(select_role_settings("producer", settings), (), prepares=True),
+        stores=config.stores,
+        decision_topics=config.decision_topics,
+        audit_log=audit_log,
+    )
 
 
 async def _serve(
-    config: CollectorConfig, listener: socket.socket, options: ListenOptions, limits: Limits
+    config: CollectorConfig,
+    listener: socket.socket,
+    options: ListenOptions,
+    limits: Limits,
+    actions: ActionConfig | None,
 ) -> None:
-    async with consoles.Collector(config) as collector, consoles.ClusterLookups(config) as lookups:
+    async with AsyncExitStack() as stack:
+        collector = await stack.enter_async_context(consoles.Collector(config))
+        lookups = await stack.enter_async_context(consoles.ClusterLookups(config))
+        desk = None
+        if actions is not None:
+            desk = await stack.enter_async_context(
+                consoles.ActionDesk(actions, follow_up=collector.read_soon)
+            )
         feed = consoles.open_feed(collector, limits)
-        await consoles.serve(collector, lookups, listener, options, feed)
+        services = consoles.Services(lookups=lookups, desk=desk)
+        await consoles.serve(collector, services, listener, options, feed)

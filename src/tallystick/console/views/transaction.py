@@ -236,7 +236,8 @@ def _list_commands(row: TransactionRow, servers: str) -> tuple[CommandLine, ...]
         lines.append(
             CommandLine(commands.describe_command(servers, name), "shows it as its coordinator does")
         )
-        if row.stage == Stage.OPEN.value:  # what is decided must not be ended by force
+        # What is decided must not be ended by force, and what has ended cannot be.
+        if row.stage == Stage.OPEN.value and row.state == "Ongoing":
             purpose = "aborts it in all partitions and fences its producer, whatever its other half has done"
             lines.append(CommandLine(commands.force_terminate_command(servers, name), purpose))
     return tuple(dict.fromkeys(lines))

@@ -6,18 +6,15 @@ a new snapshot, and what has changed is replaced in place, by ids; without, a re
 `?format=json` returns the view model instead.
 """
 
-import json
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.applications import Starlette
-from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -26,11 +23,14 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tallystick import __version__
+from tallystick.console.actions.desk import ActionDesk
+from tallystick.console.actions.request import find_action_url, find_reset_url
 from tallystick.console.feed import StateFeed
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.events import StreamMessage, announce_snapshot, stream_events
 from tallystick.console.views.texts import format_count, format_duration, format_time
 from tallystick.console.visible import show_on_page
+from tallystick.console.web.action_pages import ActionPages, encode_json, format_url
 from tallystick.console.web.download import download_record
 from tallystick.console.web.guard import HEADERS, check_request
 from tallystick.console.web.pages import MENU, PAGES, Lookups, Page, PageRequest
@@ -43,15 +43,6 @@ FOLDER: Final = Path(__file__).parent
 STREAM_TYPE: Final = "text/event-stream"
 HEARTBEAT_S: Final = 15
 """Seconds between comments in an idle stream, so that proxies do not close it."""
-
-
-class TextConvertor(PathConvertor):
-    """The rest of a path, whatever a client has named: an id may contain line feeds."""
-
-    regex = r"[\s\S]*"
-
-
-register_url_convertor("text", TextConvertor())
 
 
 class WebOptions(Value, kw_only=True):
@@ -70,13 +61,16 @@ def create_app(
     options: WebOptions | None = None,
     clock: Clock | None = None,
     lookups: Lookups | None = None,
+    desk: ActionDesk | None = None,
 ) -> Starlette:
-    """Create the application. It starts and stops nothing: feed and lookups are its caller's.
+    """Create the application. It starts and stops nothing: feed, lookups and desk are its caller's.
 
     Args:
         lookups: answers what single pages ask for; without it they show the snapshot alone.
+        desk: carries actions out; without one, nothing can be changed and no page offers it.
     """
-    shell = _Shell(feed, clock or SystemClock(), lookups)
+    options = options or WebOptions()
+    shell = _Shell(feed, clock or SystemClock(), lookups, allows_actions=desk is not None)
     metrics = MetricsPage(feed, clock or SystemClock())
     routes = [
         Route(METRICS_PATH, metrics.show),
@@ -84,16 +78,21 @@ def create_app(
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
         *(Route(page.path, partial(shell.show, page)) for page in PAGES),
     ]
-    guard = Middleware(_Guard, options=options or WebOptions())
+    if desk is not None:
+        actions = ActionPages(desk, feed, shell.templates, options.read_credentials)
+        routes += actions.list_routes()
+    guard = Middleware(_Guard, options=options)
     return Starlette(routes=routes, middleware=[guard], exception_handlers={404: shell.show_missing})
 
 
 class _Shell:
     """Renders pages from the feed's newest state."""
 
-    def __init__(self, feed: StateFeed, clock: Clock, lookups: Lookups | None) -> None:
+    def __init__(
+        self, feed: StateFeed, clock: Clock, lookups: Lookups | None, *, allows_actions: bool
+    ) -> None:
         self._feed, self._clock, self._lookups = feed, clock, lookups
-        self._templates = Environment(
+        self.templates = Environment(
             loader=FileSystemLoader(FOLDER / "templates"),
             autoescape=select_autoescape(default=True),
             undefined=StrictUndefined,
@@ -101,13 +100,18 @@ class _Shell:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters |= {
+        self.templates.filters |= {
             "duration": format_duration,
             "count": format_count,
             "time": format_time,
             "path": partial(quote, safe=""),
         }
-        self._templates.globals |= {"menu": MENU, "version": __version__}
+        self.templates.globals |= {
+            "menu": MENU,
+            "version": __version__,
+            "find_action_url": find_action_url if allows_actions else _find_nothing,
+            "find_reset_url": find_reset_url if allows_actions else _find_nothing,
+        }
 
     async def show(self, page: Page, request: Request) -> Response:
         """Answer with a page, or with its view model as JSON, or with the stream where it is asked for."""
@@ -123,13 +127,13 @@ class _Shell:
             page_request = await page.ask(self._lookups, page_request)
         model = page.build(page_request)
         if request.query_params.get("format") == "json":
-            return Response(_encode_json(model), media_type="application/json")
-        template = self._templates.get_template(page.template)
-        return HTMLResponse(template.render(page=model, section=page.section, url=_format_url(request)))
+            return Response(encode_json(model), media_type="application/json")
+        template = self.templates.get_template(page.template)
+        return HTMLResponse(template.render(page=model, section=page.section, url=format_url(request)))
 
     async def show_missing(self, request: Request, exc: Exception) -> Response:
         """Answer a path that no page has."""
-        template = self._templates.get_template("missing.html")
+        template = self.templates.get_template("missing.html")
         return HTMLResponse(template.render(section="", url="/", path=request.url.path), status_code=404)
 
     def _stream(self, request: Request) -> Response:
@@ -148,19 +152,14 @@ class _Shell:
             announced = () if state is None else (announce_snapshot(state),)
 
 
-def _encode_json(model: object) -> bytes:
-    return json.dumps(msgspec.to_builtins(model), indent=2).encode()
+def _find_nothing(text: str) -> str:
+    """Return no URL: what `text` stands for is left to the command line."""
+    return ""
 
 
 def _make_visible(value: object) -> object:
     """Return what a template inserts; texts so that each of their characters is seen, markup as it is."""
     return show_on_page(value) if type(value) is str else value
-
-
-def _format_url(request: Request) -> str:
-    """Return path and query, as the page asks for itself again."""
-    query = request.url.query
-    return f"{request.url.path}?{query}" if query else request.url.path
 
 
 class _Guard:

@@ -11,7 +11,7 @@ from tallystick.console.feed import StateFeed
 from tallystick.console.health import Limits
 from tallystick.console.listen import ListenOptions, format_address, open_listener
 from tallystick.console.lookup.lookups import ClusterLookups
-from tallystick.console.web.serve import open_feed, serve
+from tallystick.console.web.serve import Services, open_feed, serve
 from tallystick.kernel.clock import SystemClock
 
 STOP_SECONDS_MAX: Final = 10.0
@@ -82,7 +82,7 @@ class ConsoleThread:
                 self._is_ready.set()
                 ending = asyncio.create_task(self._end_with(collector))
                 try:
-                    await serve(collector, lookups, self._listener, self._options, feed)
+                    await serve(collector, Services(lookups=lookups), self._listener, self._options, feed)
                 finally:
                     ending.cancel()
         finally:

@@ -4,10 +4,14 @@ A console on loopback needs no login, but a browser on the same machine shows pa
 name of such a site may be made to lead to 127.0.0.1 (DNS rebinding), so requests are answered only under the
 names that the console was started with. Nothing of a topic, a key or an id is ever sent as markup, and the
 policy below would not run it.
+
+A form that changes something must come from a page of this console: the browser says from which it comes, and
+`console.actions.tickets` demands a token that only such a page holds.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 from tallystick.kernel.value import Value
 from tallystick.security.http_auth import HttpCredentials
@@ -60,3 +64,49 @@ def check_request(
     if not credentials.accept(authorization):
         return Refusal(401, "Log in.", credentials.list_challenges("tallystick console"))
     return None
+
+
+def check_form_origin(headers: Mapping[str, str]) -> Refusal | None:
+    """Return why a form is refused that was not sent by a page of this console; None if it was.
+
+    A client that is no browser sends neither header, and needs the token all the same. Browsers send
+    `Origin: null` where a page may send no referrer, and then Sec-Fetch-Site decides.
+
+    Source: W3C Fetch Metadata, 2.3; Fetch Standard, "append a request Origin header".
+
+    Args:
+        headers: of the request, by names in lower case.
+    """
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None and site != "same-origin":
+        return Refusal(403, f"This form was sent by a page of another site ({site}). Nothing was done.")
+    if origin is None or (origin == "null" and site is not None):
+        return None
+    try:
+        sender = urlsplit(origin).netloc.lower()
+    except ValueError:
+        sender = ""
+    if not sender or sender != headers.get("host", "").strip().lower():
+        return Refusal(
+            403, f"This form was sent by a page of {origin}, and not of this console. Nothing was done."
+        )
+    return None
+
+
+def check_embedding(headers: Mapping[str, str]) -> Refusal | None:
+    """Return why a dry run is refused: a page of another site may link to it, and not load it as its part.
+
+    A dry run asks the cluster and the stores, and such a page could ask for a thousand.
+    """
+    site, target = headers.get("sec-fetch-site"), headers.get("sec-fetch-dest")
+    if site in (None, "same-origin", "none") or target in (None, "document"):
+        return None
+    return Refusal(403, f"A dry run is no part of a page of another site ({site}, {target}).")
+
+
+def name_user(authorization: str | None, credentials: HttpCredentials) -> str:
+    """Return who has sent a request that was let in, as the audit log names it."""
+    if not credentials.are_required:
+        return "loopback"  # elsewhere the console demands a login
+    scheme = (authorization or "").strip().partition(" ")[0].lower()
+    return "bearer token" if scheme == "bearer" else credentials.user

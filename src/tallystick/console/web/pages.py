@@ -60,7 +60,7 @@ Ask = Callable[[Lookups, PageRequest], Awaitable[PageRequest]]
 class Page(Value, kw_only=True):
     """One page.
 
-    path     below the root; `{key:text}` stands for the rest
+    path     below the root; `{key:name}` stands for the rest
     section  the entry of the menu that it belongs to
     ask      reads what only this page shows, and returns the request with it
     is_stream  who asks for an event stream gets one under the same path
@@ -144,7 +144,7 @@ PAGES: Final = (
         ),
     ),
     Page(
-        path="/transactions/{key:text}",
+        path="/transactions/{key:name}",
         template="transaction.html",
         section="transactions",
         build=lambda request: build_transaction(request.state, request.key, request.now_ms, request.history),
@@ -176,7 +176,7 @@ PAGES: Final = (
         build=lambda request: build_topics(request.state, request.now_ms),
     ),
     Page(
-        path="/topics/{key:text}",
+        path="/topics/{key:name}",
         template="topic.html",
         section="topics",
         build=_build_topic,
@@ -189,7 +189,7 @@ PAGES: Final = (
         build=lambda request: build_groups(request.state, request.now_ms),
     ),
     Page(
-        path="/groups/{key:text}",
+        path="/groups/{key:name}",
         template="group.html",
         section="groups",
         build=lambda request: build_group(request.state, request.key, request.now_ms),

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 import uvicorn
 
+from tallystick.console.actions.desk import ActionDesk
 from tallystick.console.events import EventLog
 from tallystick.console.feed import StateFeed
 from tallystick.console.health import Limits
@@ -16,6 +17,7 @@ from tallystick.console.state import ConsoleState
 from tallystick.console.web.app import WebOptions, create_app
 from tallystick.console.web.pages import Lookups
 from tallystick.kernel.clock import SystemClock
+from tallystick.kernel.value import Value
 
 STOP_SECONDS_MAX: Final = 2
 """Seconds that open streams have to end when the console stops."""
@@ -53,9 +55,20 @@ def open_feed(source: SnapshotSource, limits: Limits) -> StateFeed:
     )
 
 
+class Services(Value, kw_only=True):
+    """What pages use besides the feed.
+
+    lookups  answers what single pages ask for
+    desk     carries actions out; without one, pages change nothing
+    """
+
+    lookups: Lookups
+    desk: ActionDesk | None = None
+
+
 async def serve(
     source: SnapshotSource,
-    lookups: Lookups,
+    services: Services,
     listener: socket.socket,
     options: ListenOptions,
     feed: StateFeed,
@@ -63,7 +76,7 @@ async def serve(
     """Serve until SIGINT or SIGTERM, or the source ends, and close the listener and the feed."""
     web = WebOptions(names=options.list_names(), read_credentials=options.credentials.read)
     config = uvicorn.Config(
-        create_app(feed, web, lookups=lookups),
+        create_app(feed, web, lookups=services.lookups, desk=services.desk),
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -1,0 +1,339 @@
+"""Plans actions on transactions: from a fresh reading to a dry run. Pure.
+
+What a transaction comes to is decided where the commands have it: `dualwrite.rules.recovery` for the row of a
+store, `spark.protocol.decide` for a decision, `admin.txn.hanging` for partitions, `admin.txn.completion` for
+a stored state. What is added here is what an operator has to be told before anything is done, and when:
+
+    action                  the other half                                        plan
+    resolve                 recovery would commit or abort it                     ready
+    resolve                 recovery would do nothing, or must not decide         refused
+    resolve a prefix        all that is decided is or can be committed            ready
+    resolve a prefix        nothing is open, or a decided one is lost             refused
+    complete by a state     the state comes to a commit or an abort               ready
+    any abort by hand       nothing objects                                       ready
+    any abort by hand       it is in doubt, committed there, or could not be read needs a reason [ACT-2]
+    any action              nothing is open                                       refused
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tallystick.admin.model import TransactionDescription
+from tallystick.admin.txn.hanging import HARM_BY_VERDICT, AbortHarm
+from tallystick.console import commands
+from tallystick.console.actions.halves import (
+    ABORTED,
+    FENCED,
+    UNCHANGED,
+    Effects,
+    describe_abort,
+    describe_halves,
+    explain_nothing_open,
+    format_loss,
+    limit_lines,
+    list_abort_harms,
+    list_commit_harms,
+    list_failures,
+    list_lost_records,
+    to_sentence,
+    warn_of_lease,
+    warn_of_row,
+)
+from tallystick.console.actions.offset_planning import plan_reset
+from tallystick.console.actions.plan import ActionPlan, Guard, LookUp, PlannedHalf, seal_plan
+from tallystick.console.actions.readings import (
+    AbortReading,
+    PrefixReading,
+    Reading,
+    ResetReading,
+    TransactionReading,
+)
+from tallystick.console.actions.request import (
+    AbortPartition,
+    ActionRequest,
+    CompleteByState,
+    ForceTerminate,
+    ResetOffsets,
+    ResolvePrefix,
+    ResolveRow,
+    format_action_command,
+    format_confirmation,
+    get_kind,
+    get_subject,
+)
+from tallystick.console.health import Limits
+from tallystick.console.joint import find_views
+from tallystick.console.judge import StoreHalf, TransactionViews, judge
+from tallystick.console.snapshot import Snapshot
+from tallystick.console.views.texts import format_identity
+from tallystick.dualwrite.rules.recovery import Verdict
+from tallystick.kernel.value import replace
+
+_COMMITTED: Final = "It is committed: readers of committed records get what it wrote."
+_ROW_EFFECTS: Final = {
+    Verdict.COMMIT: "The row is claimed, so that no other writer can change it, and noted as settled.",
+    Verdict.ABORT: "The row is claimed, so that no writer can commit to it. Its database never committed "
+    "this transaction, and takes nothing back.",
+    Verdict.COMPARE: "The row is claimed, and noted as settled afterwards.",
+}
+_KAFKA_EFFECTS: Final = {
+    Verdict.COMMIT: _COMMITTED,
+    Verdict.ABORT: ABORTED,
+    Verdict.COMPARE: "What is open is committed if it is exactly what the row names, and aborted otherwise.",
+}
+_AFTER_COMMIT: Final = "CompleteCommit or PrepareCommit"
+_AFTER_ABORT: Final = "CompleteAbort or PrepareAbort"
+_STATES_AFTER: Final = {
+    Verdict.COMMIT: _AFTER_COMMIT,
+    Verdict.ABORT: _AFTER_ABORT,
+    Verdict.COMPARE: f"{_AFTER_COMMIT}, {_AFTER_ABORT}",
+}
+_SPARED: Final = (Verdict.NOTHING, Verdict.ALLOW)
+
+
+def plan_action(request: ActionRequest, reading: Reading, servers: str) -> ActionPlan:
+    """Plan an action.
+
+    Args:
+        reading: what `ActionReader.read` returns for this request.
+        servers: the cluster's address, for commands.
+    """
+    match request, reading:
+        case ResolveRow(), TransactionReading():
+            plan = _plan_resolution(request, reading, servers)
+        case ResolvePrefix(), PrefixReading():
+            plan = _plan_prefix(request, reading, servers)
+        case AbortPartition(), AbortReading():
+            plan = _plan_abort(request, reading, servers)
+        case ForceTerminate(), TransactionReading():
+            plan = _plan_termination(request, reading, servers)
+        case CompleteByState(), TransactionReading():
+            plan = _plan_completion(request, reading, servers)
+        case ResetOffsets(), ResetReading():
+            plan = plan_reset(request, reading, servers)
+        case _:
+            raise TypeError(f"{type(reading).__name__} is no reading for {type(request).__name__}")
+    return seal_plan(replace(plan, failures=list_failures(reading)))
+
+
+def _begin_plan(
+    request: ActionRequest, title: str, halves: Sequence[PlannedHalf], servers: str, *, force: bool = False
+) -> ActionPlan:
+    return ActionPlan(
+        kind=get_kind(request).value,
+        title=f"{title} {get_subject(request)}",
+        subject=get_subject(request),
+        confirmation=format_confirmation(request),
+        halves=tuple(halves),
+        forces=force,
+        command=format_action_command(request, servers, force=force),
+    )
+
+
+def _refuse(plan: ActionPlan, *objections: str) -> ActionPlan:
+    return replace(plan, guard=Guard.REFUSED, objections=objections)
+
+
+def _ask_for_reason(plan: ActionPlan, objections: Iterable[str]) -> ActionPlan:
+    """Return the plan as it is without objections, and with the need of a reason otherwise [ACT-2]."""
+    objections = tuple(objections)
+    return replace(plan, guard=Guard.REASON, objections=objections) if objections else plan
+
+
+# ----------------------------------------------------------------------------------- the actions
+
+
+def _plan_resolution(request: ResolveRow, reading: TransactionReading, servers: str) -> ActionPlan:
+    views = find_views(reading.snapshot, request.transactional_id)
+    half = views.store
+    verdict = None if half is None or half.store.name != request.store else half.verdict
+    effects = Effects(
+        kafka=UNCHANGED if verdict is None else _KAFKA_EFFECTS.get(verdict, UNCHANGED),
+        store=UNCHANGED if verdict is None else _ROW_EFFECTS.get(verdict, UNCHANGED),
+    )
+    plan = _begin_plan(request, "Resolve", describe_halves(views, reading, effects), servers)
+    if half is None or verdict is None:
+        return _refuse(plan, _explain_missing_row(request, reading.snapshot, half))
+    if verdict in _SPARED:
+        return _refuse(plan, f"There is nothing to finish: {half.finding.value}.")
+    if verdict not in _KAFKA_EFFECTS:
+        return _refuse(plan, judge(views, 0, servers, Limits()).reason)
+    is_commit = verdict is Verdict.COMMIT
+    return replace(
+        plan,
+        consequences=() if is_commit else list_lost_records(views, reading),
+        cautions=(*warn_of_lease(half), FENCED),
+        look_ups=_list_look_ups(views, servers, _STATES_AFTER[verdict]),
+    )
+
+
+def _explain_missing_row(request: ResolveRow, snapshot: Snapshot, half: StoreHalf | None) -> str:
+    store = next((each for each in snapshot.stores if each.name == request.store), None)
+    if store is None:
+        return f"{request.store} is no store of this console."
+    if not store.status.is_complete:
+        return f"{store.name} could not be read: {'; '.join(store.status.failures)}."
+    if half is None:
+        return f"{store.name} has no row of {request.transactional_id}."
+    return f"The row that counts is the one in {half.store.name}."
+
+
+def _plan_termination(request: ForceTerminate, reading: TransactionReading, servers: str) -> ActionPlan:
+    views = find_views(reading.snapshot, request.transactional_id)
+    description = views.description
+    effects = describe_abort(views)
+    in_doubt = description is not None and description.in_doubt
+    halves = describe_halves(views, reading, effects)
+    plan = _begin_plan(request, "Force-terminate", halves, servers, force=in_doubt)
+    if description is None or description.state != "Ongoing":
+        return _refuse(plan, explain_nothing_open(views))
+    plan = replace(
+        plan,
+        consequences=list_lost_records(views, reading),
+        cautions=warn_of_row(views.store),
+        look_ups=_list_look_ups(views, servers, f"Empty, {_AFTER_ABORT}"),
+    )
+    doubt = (to_sentence(AbortHarm.IN_DOUBT.value),) if in_doubt else ()
+    return _ask_for_reason(plan, (*doubt, *list_abort_harms(views, reading.snapshot)))
+
+
+def _plan_completion(request: CompleteByState, reading: TransactionReading, servers: str) -> ActionPlan:
+    views = find_views(reading.snapshot, request.transactional_id)
+    outlook = reading.completion
+    is_commit = outlook is not None and outlook.outcome == "commit"
+    effects = Effects(kafka=_COMMITTED) if is_commit else describe_abort(views)
+    if outlook is None or not outlook.sends_request:
+        effects = Effects(kafka=UNCHANGED)
+    plan = _begin_plan(request, "Complete", describe_halves(views, reading, effects), servers)
+    if outlook is None:
+        return _refuse(plan, explain_nothing_open(views))
+    by_state = f"By state {request.state}" if request.state else "By the empty state"
+    if not outlook.sends_request:
+        return _refuse(plan, f"{by_state}: {outlook.text}.")
+    objections = list_abort_harms(views, reading.snapshot)
+    if is_commit:
+        objections = list_commit_harms(views)
+    plan = replace(
+        plan,
+        consequences=() if is_commit else list_lost_records(views, reading),
+        cautions=(f"{by_state}: {outlook.text}.", FENCED),
+        look_ups=_list_look_ups(views, servers, _AFTER_COMMIT if is_commit else _AFTER_ABORT),
+    )
+    return _ask_for_reason(plan, objections)
+
+
+def _plan_abort(request: AbortPartition, reading: AbortReading, servers: str) -> ActionPlan:
+    case, owner = reading.case, reading.owner
+    name = f"Kafka, {request.partition}"
+    if case is None:
+        half = PlannedHalf(name=name, now=(f"Not open: {reading.missing}.",), effect=UNCHANGED)
+        plan = _begin_plan(request, "Abort the transaction in", [half], servers)
+        return _refuse(plan, f"No transaction is open there from offset {request.start_offset} on.")
+    harm = HARM_BY_VERDICT[case.verdict]
+    transaction = case.transaction
+    half = PlannedHalf(
+        name=name,
+        now=(
+            f"Open from offset {transaction.start_offset}, producer {format_identity(transaction.writer)}.",
+            to_sentence(f"{case.verdict.value}: {case.finding.value}"),
+        ),
+        effect="An ABORT marker is written here, and not by the coordinator: what the transaction wrote here "
+        "will never be read by readers of committed records.",
+    )
+    views = None if owner is None else find_views(owner.snapshot, owner.transactional_id)
+    others = (
+        []
+        if views is None or owner is None
+        else describe_halves(views, owner, describe_abort(views, UNCHANGED))
+    )
+    plan = _begin_plan(
+        request, "Abort the transaction in", [half, *others], servers, force=harm is not AbortHarm.NOTHING
+    )
+    look_up = LookUp(
+        command=commands.describe_producers_command(servers, request.partition),
+        meaning=f"Producer {transaction.writer.producer_id} without a CurrentTransactionStartOffset of "
+        f"{transaction.start_offset}: it was aborted. With it: it was not.",
+    )
+    plan = replace(
+        plan,
+        consequences=format_loss(transaction, reading.end),
+        cautions=() if reading.guarded else (_UNGUARDED,),
+        look_ups=(look_up,),
+    )
+    harms = () if harm is AbortHarm.NOTHING else (to_sentence(harm.value),)
+    committed = () if views is None or owner is None else list_abort_harms(views, owner.snapshot)
+    return _ask_for_reason(plan, (*harms, *committed))
+
+
+_UNGUARDED: Final = (
+    "This broker does not check the start offset. It is read again immediately before the abort; a "
+    "transaction that begins in between would be aborted instead."
+)
+
+
+def _plan_prefix(request: ResolvePrefix, reading: PrefixReading, servers: str) -> ActionPlan:
+    decision = reading.decision
+    now = ["Nothing is decided under the prefix." if decision is None else f"Last decision: {decision}."]
+    if decision is not None:
+        now.append(f"It is number {decision.number}, nonce {decision.nonce}.")
+    open_ids = [name for name in reading.outcomes if name not in reading.lost_ids]
+    kafka = PlannedHalf(
+        name="Kafka",
+        now=limit_lines(
+            [
+                *(f"{name}: {outcome.value}." for name, outcome in reading.outcomes.items()),
+                *(f"{name}: open, and in no decision." for name in reading.undecided_ids),
+            ]
+        )
+        or ("Nothing of it is open.",),
+        effect=f"Committed: {len(open_ids)} transactions of the decision. Aborted: "
+        f"{len(reading.undecided_ids)} that are in no decision.",
+    )
+    spark = PlannedHalf(
+        name=f"Spark, {reading.source}",
+        now=tuple(now),
+        effect="The prefix is claimed, which fences the query if it is alive: it stops. The decision is "
+        "noted as complete.",
+    )
+    plan = _begin_plan(request, "Resolve the prefix", [kafka, spark], servers)
+    if reading.lost_ids:
+        return _refuse(
+            plan,
+            f"{len(reading.lost_ids)} decided transactions are lost, {reading.lost_ids[0]} for one: rows may "
+            "be missing. Compare the topic with the source of that batch first; the command line can accept "
+            "the loss (--retire).",
+        )
+    if not reading.outcomes and not reading.undecided_ids:
+        return _refuse(plan, "Nothing of this prefix is open.")
+    look_up = LookUp(
+        command=f"{commands.resolve_prefix_command(servers, request.prefix, request.store)} --dry-run",
+        meaning="No row with 'to be committed' or 'in no decision': it was done. Otherwise run it again: "
+        "what was done is not done twice.",
+    )
+    again = (
+        ("Rows in no decision are written again when the query is started.",) if reading.undecided_ids else ()
+    )
+    ids = " ".join([*reading.outcomes, *reading.undecided_ids])  # those that are not listed count as well
+    return replace(plan, consequences=again, look_ups=(look_up,), fingerprint=ids)
+
+
+def _list_look_ups(views: TransactionViews, servers: str, states: str) -> tuple[LookUp, ...]:
+    """Return how to find out whether an action took effect.
+
+    Args:
+        states: those of the id's coordinator that tell so.
+    """
+    return (
+        LookUp(
+            command=commands.describe_command(servers, views.transactional_id or ""),
+            meaning=f"{states}: it was done. {_format_before(views.description)}: it was not, and a new dry "
+            "run tells whether to try again. Ongoing with another producer epoch: it was ended, and a writer "
+            "has begun another one.",
+        ),
+    )
+
+
+def _format_before(description: TransactionDescription | None) -> str:
+    if description is None:
+        return "As before"
+    return f"{description.state} with producer id and epoch {format_identity(description.writer)}"

@@ -1,0 +1,249 @@
+"""The pages of actions: a dry run by GET, the action by POST, and nothing of either without a desk.
+
+They work without JavaScript, and follow no stream: a form must not change while it is filled in.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Final
+from urllib.parse import parse_qsl, quote
+
+import msgspec
+from jinja2 import Environment
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from tallystick.console.actions.desk import ActionDesk
+from tallystick.console.actions.plan import ActionPlan
+from tallystick.console.actions.readings import CannotRead
+from tallystick.console.actions.request import (
+    DRY_RUN_PATH,
+    RUN_PATH,
+    ActionKind,
+    BadAction,
+    ResetTarget,
+    build_request,
+    format_action_url,
+)
+from tallystick.console.actions.results import ActionOutcome, ActionResult
+from tallystick.console.actions.tickets import Submission
+from tallystick.console.feed import StateFeed
+from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.web.guard import Refusal, check_embedding, check_form_origin, name_user
+from tallystick.kernel.value import Value, replace
+from tallystick.security.http_auth import HttpCredentials
+
+BODY_BYTES_MAX: Final = 256 * 1024
+"""An id may have 32,767 bytes, each of which may be three characters of a form."""
+FIELDS_MAX: Final = 16
+FORM_TYPE: Final = "application/x-www-form-urlencoded"
+
+_STATUS_BY_OUTCOME: Final = {
+    ActionOutcome.DONE: 200,
+    ActionOutcome.REFUSED: 409,
+    ActionOutcome.UNKNOWN: 504,  # RFC 9110, 15.6.5: no timely answer from a server behind this one
+}
+# With `no-referrer` a form has `Origin: null` (Fetch Standard, "append a request Origin header").
+_FORM_HEADERS: Final = {"Referrer-Policy": "same-origin"}
+
+
+class NameConvertor(Convertor[str]):
+    """The rest of a path, as it is. Starlette's own for `path` leaves out a line break at its end."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("name", NameConvertor())
+
+
+class ActionPage(Value, kw_only=True):
+    """A dry run, or what is missing for one.
+
+    plan      None where something has to be chosen first, or could not be read
+    problem   why there is no plan
+    token     goes back with the form, once
+    run_url   where the form goes
+    chosen    what the URL has, for the form in which it is chosen
+    targets   where offsets of a group can go
+    """
+
+    info: PageInfo
+    kind: str
+    subject: str
+    plan: ActionPlan | None = None
+    problem: str = ""
+    token: str = ""
+    run_url: str = ""
+    back_url: str = "/"
+    chosen: Mapping[str, str] = {}
+    targets: tuple[str, ...] = ()
+
+
+class ResultPage(Value, kw_only=True):
+    """What became of an action."""
+
+    info: PageInfo
+    result: ActionResult
+    back_url: str
+    again_url: str
+
+
+class ActionPages:
+    """Shows dry runs and takes their forms."""
+
+    def __init__(
+        self,
+        desk: ActionDesk,
+        feed: StateFeed,
+        templates: Environment,
+        read_credentials: Callable[[], HttpCredentials],
+    ) -> None:
+        self._desk, self._feed, self._templates = desk, feed, templates
+        self._read_credentials = read_credentials
+
+    def list_routes(self) -> list[Route]:
+        """Return the routes: GET changes nothing, and nothing but a form is accepted by POST."""
+        return [
+            Route(f"{DRY_RUN_PATH}/{{kind}}/{{key:name}}", self.show, methods=["GET"]),
+            Route(f"{RUN_PATH}/{{kind}}/{{key:name}}", self.run, methods=["POST"]),
+        ]
+
+    async def show(self, request: Request) -> Response:
+        """Answer with the dry run of an action, or with a form for what it still needs."""
+        refusal = check_embedding(request.headers)
+        if refusal is not None:
+            return _answer_refusal(refusal)
+        kind, key = _read_path(request)
+        page = ActionPage(
+            info=self._describe(f"{kind.value.replace('-', ' ').capitalize()} {key}"),
+            kind=kind.value,
+            subject=key,
+            back_url=_find_back_url(kind, key),
+            chosen=dict(request.query_params),
+            targets=tuple(target.value for target in ResetTarget),
+        )
+        try:
+            action = build_request(kind, key, request.query_params)
+        except BadAction as exc:
+            return self._render(request, "action.html", replace(page, problem=str(exc)), 400)
+        if action is None:
+            return self._render(request, "action.html", page, 200)
+        try:
+            dry_run = await self._desk.plan(action)
+        except CannotRead as exc:
+            problem = f"What is true now could not be read: {exc}."
+            return self._render(request, "action.html", replace(page, problem=problem), 503)
+        plan = dry_run.plan
+        page = replace(
+            page,
+            info=replace(self._describe(plan.title), failures=plan.failures),
+            plan=plan,
+            token=dry_run.token,
+            run_url=format_action_url(action, RUN_PATH),
+        )
+        return self._render(request, "action.html", page, 200)
+
+    async def run(self, request: Request) -> Response:
+        """Carry out the action of a form, and answer with its result."""
+        refusal = check_form_origin(request.headers)
+        if refusal is not None:
+            return _answer_refusal(refusal)
+        kind, key = _read_path(request)
+        fields = await _read_form(request)
+        if isinstance(fields, Refusal):
+            return _answer_refusal(fields)
+        submission = Submission(
+            kind=kind.value,
+            subject=key,
+            token=fields.get("token", ""),
+            digest=fields.get("digest", ""),
+            confirmation=fields.get("confirmation", ""),
+            reason=fields.get("reason", ""),
+            user=name_user(request.headers.get("authorization"), self._read_credentials()),
+        )
+        result = await self._desk.run(submission)
+        query = request.url.query
+        page = ResultPage(
+            info=self._describe(f"{result.outcome.value.capitalize()}: {kind.value.replace('-', ' ')} {key}"),
+            result=result,
+            back_url=_find_back_url(kind, key),
+            again_url=f"{DRY_RUN_PATH}/{kind.value}/{quote(key, safe='')}{f'?{query}' if query else ''}",
+        )
+        return self._render(request, "action_result.html", page, _STATUS_BY_OUTCOME[result.outcome])
+
+    def _describe(self, title: str) -> PageInfo:
+        snapshot = self._feed.state.snapshot
+        return describe_page(title, snapshot, (), snapshot.at_ms)
+
+    def _render(
+        self, request: Request, template: str, page: ActionPage | ResultPage, status: int
+    ) -> Response:
+        if request.query_params.get("format") == "json":
+            return Response(encode_json(page), status, media_type="application/json")
+        section = "groups" if page.back_url.startswith("/groups") else "transactions"
+        html = self._templates.get_template(template).render(
+            page=page, section=section, url=format_url(request)
+        )
+        return HTMLResponse(html, status, headers=_FORM_HEADERS)
+
+
+def _read_path(request: Request) -> tuple[ActionKind, str]:
+    """Return the action of a URL. Raises: HTTPException, 404 for one that there is not."""
+    try:
+        return ActionKind(request.path_params["kind"]), request.path_params["key"]
+    except ValueError as exc:
+        raise HTTPException(404) from exc
+
+
+async def _read_form(request: Request) -> dict[str, str] | Refusal:
+    """Return the fields of a form, or why it is none."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
+        return Refusal(415, f"Send a form, as {FORM_TYPE}. Nothing was done.")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_BYTES_MAX:
+            return Refusal(413, f"The form has more than {BODY_BYTES_MAX} bytes. Nothing was done.")
+    try:
+        fields = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
+    except ValueError:
+        return Refusal(400, "The form cannot be read. Nothing was done.")
+    if len(dict(fields)) != len(fields):
+        return Refusal(400, "The form has a field twice. Nothing was done.")
+    return dict(fields)
+
+
+def _answer_refusal(refusal: Refusal) -> Response:
+    return PlainTextResponse(refusal.text, refusal.status)
+
+
+def _find_back_url(kind: ActionKind, key: str) -> str:
+    match kind:
+        case ActionKind.RESET_OFFSETS:
+            return f"/groups/{quote(key, safe='')}"
+        case ActionKind.RESOLVE_PREFIX:
+            return "/pipelines"
+        case ActionKind.ABORT:
+            return f"/topics/{quote(key.rpartition('-')[0], safe='')}"
+        case ActionKind.RESOLVE | ActionKind.FORCE_TERMINATE | ActionKind.COMPLETE:
+            return f"/transactions/{quote(key, safe='')}"
+
+
+def encode_json(model: object) -> bytes:
+    """Return a view model as JSON."""
+    return json.dumps(msgspec.to_builtins(model), indent=2).encode()
+
+
+def format_url(request: Request) -> str:
+    """Return path and query, as the page asks for itself again."""
+    query = request.url.query
+    return f"{request.url.path}?{query}" if query else request.url.path
