@@ -96,27 +96,34 @@ def join_views(
     Returns:
         The worst first, then the oldest.
     """
+    seen_ms = _find_seen_ms(snapshot)
     suspects = {each.evidence: each.suspected_at for each in earlier or () if each.suspected_at}
     stages = {_stage_key(each.views): each.stage_since_ms for each in earlier or ()}
     held_back = _count_held_back(snapshot)
     joint = []
     for views in _list_views(snapshot):
-        begun_ms = snapshot.at_ms - (views.compute_age_ms(snapshot.at_ms) or 0)
+        begun_ms = seen_ms - (views.compute_age_ms(seen_ms) or 0)
         since_ms = stages.get(
             _stage_key(views),
-            begun_ms if earlier is None or find_stage(views) is Stage.OPEN else snapshot.at_ms,
+            begun_ms if earlier is None or find_stage(views) is Stage.OPEN else seen_ms,
         )
         keys = ((case.transaction.partition, case.transaction.writer) for case in views.cases)
         each = JointTransaction(
             views=views,
             stage=find_stage(views),
             stage_since_ms=since_ms,
-            judgement=judge(views, snapshot.at_ms - since_ms, snapshot.bootstrap_servers, limits),
+            judgement=judge(views, seen_ms - since_ms, snapshot.bootstrap_servers, limits),
             held_back_count=sum(held_back.get(key, 0) for key in keys),
         )
         joint.append(_confirm(each, _list_readings(views, snapshot), suspects))
     joint.sort(key=lambda each: (SEVERITY[each.health], each.views.started_ms or 0))
     return tuple(joint)
+
+
+def _find_seen_ms(snapshot: Snapshot) -> int:
+    """Return the time for which transactions are judged: nothing is known of how they are in an outage."""
+    status = snapshot.transactions.status
+    return status.read_ms if status.is_away else snapshot.at_ms
 
 
 def _confirm(

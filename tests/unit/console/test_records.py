@@ -155,6 +155,13 @@ def test_a_page_may_begin_within_a_batch_and_end_in_one_that_was_cut_off() -> No
     assert (next_offset, [each.offset for each in records]) == (4, [2, 3])
 
 
+def test_a_page_takes_no_more_of_a_large_batch_than_it_shows() -> None:
+    many = [Record(at, NOW_MS, None, b"v", (("h" * 999, b"x" * 999),) * 60) for at in range(1_000)]
+    ((next_offset, records),) = read_stable(encode_batch(many, BatchMeta(base_offset=0)), 7, ())
+    assert (next_offset, [each.offset for each in records]) == (1_000, list(range(7, 7 + RECORDS_MAX + 1)))
+    assert records[0].headers == (("h" * 256, Clip(b"x" * 256, 999)),) * 50
+
+
 def test_damaged_bytes_are_no_records() -> None:
     batch = bytearray(encode_batch([Record(0, NOW_MS, None, b"v")], BatchMeta(base_offset=0)))
     batch[-1] ^= 1

@@ -2,9 +2,18 @@
 
 import httpx
 import pytest
-from tests.support.console_facts import NOW_MS, describe, make_snapshot, make_store
+from tests.support.console_facts import (
+    NOW_MS,
+    WRITER,
+    describe,
+    make_row,
+    make_snapshot,
+    make_store,
+    read_again,
+)
 from tests.unit.console.test_web import make_client
 
+from tallystick.console.events import EventKind
 from tallystick.console.feed import StateFeed
 from tallystick.console.snapshot import ClusterFacts, PartStatus, Snapshot, StoreFacts, StoreKind
 from tallystick.console.state import ConsoleState, advance
@@ -78,3 +87,18 @@ def test_every_page_says_since_when_and_how_old_what_it_shows_is() -> None:
         answer: httpx.Response = client.get(path)
         assert "is 14 s old" in answer.text, path
         assert "for 12 s" in answer.text, path
+
+
+def test_what_was_seen_before_an_outage_does_not_grow_old_in_it() -> None:
+    """Whether its writer is gone cannot be told of a transaction that was well when it was last seen."""
+    description = describe(age_ms=1_000)
+    snapshot = make_snapshot(description, stores=[make_store(make_row(state=WRITER))])
+    state = advance(ConsoleState(), snapshot)
+    assert [each.health.value for each in state.joint] == ["ok"]
+    hours_ms = 5 * 3_600_000
+    later = replace(lose_cluster(snapshot), number=2, at_ms=NOW_MS + hours_ms)
+    state = advance(state, later)
+    assert [each.health.value for each in state.joint] == ["ok"]
+    assert [event.kind for event in state.events.events] == [EventKind.AWAY]
+    again = read_again(snapshot, after_ms=hours_ms)
+    assert [each.health.value for each in advance(state, again).joint] == ["recover"]

@@ -17,7 +17,7 @@ from tallystick.console.lookup.record_page import BrowsedRecord, RecordPage, rea
 from tallystick.console.lookup.record_query import RECORDS_MAX, RecordQuery
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.limits import MIB
+from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.value import replace
 from tallystick.protocol.messages.data.fetch import (
     FetchPartition,
@@ -29,7 +29,7 @@ from tallystick.protocol.messages.data.fetch import (
 from tallystick.protocol.records import RecordsError, decode_records, iter_headers
 
 BYTES_MAX: Final = 4 * MIB
-FETCH_BYTES: Final = MIB
+FETCH_BYTES: Final = 256 * KIB
 READ_MS_MAX: Final = 5_000
 KEEP_MS: Final = 3_000
 """An open page asks again for each snapshot, and what it shows has rarely changed."""
@@ -64,7 +64,7 @@ class RecordBrowser:
 
         Raises: ClientError, RecordsError; TimeoutError.
         """
-        async with self._downloads, asyncio.timeout(READ_MS_MAX / 1000):
+        async with asyncio.timeout(READ_MS_MAX / 1000), self._downloads:
             data = (await self._fetch(at, offset, READ_UNCOMMITTED, size=1)).records or b""
             if next(iter_headers(data), None) is None:
                 return None

@@ -10,9 +10,11 @@ A record is cut to its first bytes, so that a page is small whatever is in the t
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from itertools import islice
 from typing import Final, NamedTuple
 
 from tallystick.client.consumer.decode import AbortedTransactions
+from tallystick.console.lookup.record_query import RECORDS_MAX
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import (
@@ -23,13 +25,14 @@ from tallystick.protocol.records import (
     Record,
     TimestampType,
     check_batch,
-    decode_records,
+    iter_records,
     read_header,
     read_marker,
 )
 
 CLIP_BYTES: Final = 4_096
 HEADERS_MAX: Final = 50
+HEADER_BYTES: Final = 256
 
 
 class RecordVerdict(Enum):
@@ -99,9 +102,9 @@ class RecordPage(Value, kw_only=True):
     failure: str = ""
 
 
-def clip(data: Buffer | None) -> Clip | None:
-    """Return the first bytes of a key or a value; None if it is null."""
-    return None if data is None else Clip(bytes(data[:CLIP_BYTES]), len(data))
+def clip(data: Buffer | None, size: int = CLIP_BYTES) -> Clip | None:
+    """Return the first bytes of a key, a value or a header; None if it is null."""
+    return None if data is None else Clip(bytes(data[:size]), len(data))
 
 
 def read_stable(
@@ -178,6 +181,8 @@ def _build_records(
         marker = read_marker(data[at : at + header.size_bytes])
     elif not header.is_transactional:
         verdict = RecordVerdict.PLAIN
+    # No more than a page has, and one to show where the next begins: a batch may have a million.
+    wanted = (record for record in iter_records(data, at) if record.offset >= position)
     producer = None
     if header.producer_id >= 0:
         producer = ProducerIdAndEpoch(ProducerId(header.producer_id), ProducerEpoch(header.producer_epoch))
@@ -196,8 +201,7 @@ def _build_records(
             headers=_clip_headers(record),
             header_count=len(record.headers),
         )
-        for record in decode_records(data, at)
-        if record.offset >= position
+        for record in islice(wanted, RECORDS_MAX + 1)
     ]
 
 
@@ -208,4 +212,6 @@ def _name_marker(header: BatchHeader, kind: ControlType | None) -> str:
 
 
 def _clip_headers(record: Record) -> tuple[tuple[str, Clip | None], ...]:
-    return tuple((str(name)[:CLIP_BYTES], clip(value)) for name, value in record.headers[:HEADERS_MAX])
+    return tuple(
+        (name[:HEADER_BYTES], clip(value, HEADER_BYTES)) for name, value in record.headers[:HEADERS_MAX]
+    )

@@ -161,11 +161,9 @@ def _list_essential(snapshot: Snapshot) -> tuple[PartStatus, ...]:
 
 
 def _describe_outage(outage: Outage) -> str:
-    age = (
-        "nothing was read before"
-        if outage.age_ms is None
-        else f"shown as {format_duration(outage.age_ms)} ago"
-    )
+    age = "nothing is known yet"
+    if outage.age_ms is not None:
+        age = f"what is shown is {format_duration(outage.age_ms)} old"
     return f"Not read for {format_duration(outage.for_ms)}, {age}: {outage.reason}."
 
 
