@@ -10,6 +10,7 @@ each.
 from collections.abc import Awaitable, Callable
 from typing import Literal, ParamSpec, TypeVar, get_args
 
+from tallystick.dualwrite import tracing
 from tallystick.kernel.value import Value
 
 A = ParamSpec("A")
@@ -47,8 +48,9 @@ def check_wait(wait: Wait) -> Wait:
 class StepWatch:
     """Numbers the steps of one writer or reader and announces them, if anything watches."""
 
-    def __init__(self, watch: StepCallback | None = None) -> None:
+    def __init__(self, watch: StepCallback | None = None, database_system: str = "other_sql") -> None:
         self._watch = watch
+        self.database_system = database_system
         self._step_count = 0
 
     def announce(self, name: str, subject: str, call: Callable[..., object]) -> Callable[[], None]:
@@ -68,7 +70,11 @@ class StepRunner(StepWatch):
     def run(self, name: str, subject: str, call: Callable[A, T], *args: A.args, **kwargs: A.kwargs) -> T:
         """Run one step and return its result."""
         report_success = self.announce(name, subject, call)
-        result = call(*args, **kwargs)
+        if tracing.tracer is None:
+            result = call(*args, **kwargs)
+        else:
+            with tracing.tracer.trace_step(name, self.database_system):
+                result = call(*args, **kwargs)
         report_success()
         return result
 
@@ -81,7 +87,11 @@ class AsyncStepRunner(StepWatch):
     ) -> T:
         """Run one step, await its result and return it."""
         report_success = self.announce(name, subject, call)
-        result = await call(*args, **kwargs)
+        if tracing.tracer is None:
+            result = await call(*args, **kwargs)
+        else:
+            with tracing.tracer.trace_step(name, self.database_system):
+                result = await call(*args, **kwargs)
         report_success()
         return result
 

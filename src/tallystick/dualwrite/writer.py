@@ -13,6 +13,7 @@ from tallystick.client.blocking.consumer import Consumer
 from tallystick.client.blocking.producer import Column, Producer
 from tallystick.client.producer.delivery import BatchDelivery, Delivery
 from tallystick.client.transactions.modes import Mode
+from tallystick.dualwrite import tracing
 from tallystick.dualwrite.attempts import Attempts, decorate_work
 from tallystick.dualwrite.errors import Torn, WriteInDoubt
 from tallystick.dualwrite.idempotency import IdempotencyKey, KeyRule, check_keys_supported
@@ -205,7 +206,7 @@ class DualWriter(Generic[D]):
             raise ValueError("either producer_config or clusters")
         configs = clusters if producer_config is None else {DEFAULT_CLUSTER: producer_config}
         self._store = store
-        self._steps = StepRunner(watch)
+        self._steps = StepRunner(watch, tracing.get_database_system(store))
         self._session = DualWriteSession(
             store, configs or {}, _FACTORIES, self._steps, alone=not pooled, wait=wait
         )
@@ -223,7 +224,8 @@ class DualWriter(Generic[D]):
         Raises: LogBehind or ForeignCluster; nothing was changed in Kafka. Torn, DatabaseBehind, UnsafeStore.
             Errors of the database and the client; call it again after those.
         """
-        with LeaveOnExit(self._session) as block, block:
+        trace = tracing.trace_recovery(self._session.life.ids_text)
+        with trace, LeaveOnExit(self._session) as block, block:
             return self._session.recover(accept_torn=accept_torn, block=block)
 
     def look(self) -> Report:
@@ -247,8 +249,10 @@ class DualWriter(Generic[D]):
             Fenced when another writer has claimed the id. DatabaseBehind, NotRecovered, Torn, NotVisible.
         """
         session = self._session
-        with LeaveOnExit(session) as block, block:
+        trace = tracing.trace_write(session.life.ids_text, session.outcome)
+        with trace, LeaveOnExit(session) as block, block:
             database = session.begin(block)
+            trace.mark_begun()
             producers = {name: branch.producer for name, branch in session.branches.items()}
             txn = Transaction(database, producers, self._steps, session.outcome.offsets)
             try:
