@@ -45,7 +45,7 @@ class ClientTracer(Protocol):
         """Return headers that name the current trace, for a record that another thread or task will send."""
 
     def trace_call(self, call: str, transactional_id: str) -> AbstractContextManager[object]:
-        """Trace a call on a transaction: init, begin, send-offsets, prepare, commit or abort."""
+        """Trace a call on a transaction: a key of `otel.conventions.CALL_NAMES`."""
 
     async def trace_poll(self, client_id: str, group: str | None, poll: Coroutine[Any, Any, R]) -> R:
         """Await `poll`, and report the records that it returns, if any, or its failure."""

@@ -65,6 +65,7 @@ CALL_NAMES: Final[Mapping[str, str]] = {
     "prepare": "prepare_transaction",
     "commit": "commit_transaction",
     "abort": "abort_transaction",
+    "complete": "complete_transaction",
 }
 """The client's calls on a transaction, by Kafka's names."""
 

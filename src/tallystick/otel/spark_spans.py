@@ -13,7 +13,7 @@ from tallystick.otel.conventions import (
     Attributes,
 )
 from tallystick.otel.propagation import read_carrier, write_carrier
-from tallystick.otel.spans import SpanScope, SpanStarter
+from tallystick.otel.spans import AttachedContext, SpanScope, SpanStarter
 from tallystick.spark.protocol.committable import Job, MicroBatch, Vote
 from tallystick.spark.tracing import Carrier
 
@@ -24,13 +24,16 @@ class SparkSpans:
     def __init__(self, spans: SpanStarter) -> None:
         self._spans = spans
 
-    def trace_part(self, name: str, prefix: str, job: Job | None, carrier: Carrier) -> "PartSpan":
+    def trace_part(self, name: str, prefix: str, job: Job | None) -> "PartSpan":
         """Start the span of a batch or of a part of it."""
         attributes: Attributes = {TRANSACTION_ID: prefix}
         if isinstance(job, MicroBatch):
             attributes |= {QUERY_ID: job.query_id, BATCH_ID: job.batch_id}
-        parent = read_carrier(carrier) if carrier else None
-        return PartSpan(self._spans, self._spans.start(name, SpanKind.INTERNAL, attributes, parent=parent))
+        return PartSpan(self._spans, self._spans.start(name, SpanKind.INTERNAL, attributes))
+
+    def resume(self, carrier: Carrier) -> AttachedContext:
+        """Make a span of another process the current one in the block."""
+        return AttachedContext(read_carrier(carrier))
 
     def carry(self) -> Carrier:
         """Return the current trace, for another process."""

@@ -9,6 +9,7 @@ on in each of them.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Final, Protocol, Self
 
@@ -33,8 +34,11 @@ class PartTrace(Protocol):
 class BatchTracer(Protocol):
     """A tracer of batches."""
 
-    def trace_part(self, name: str, prefix: str, job: Job | None, carrier: Carrier) -> PartTrace:
-        """Trace a batch or a part of it, below the carrier's span or else the current one."""
+    def trace_part(self, name: str, prefix: str, job: Job | None) -> PartTrace:
+        """Trace a batch or a part of it."""
+
+    def resume(self, carrier: Carrier) -> AbstractContextManager[object]:
+        """Continue in the block a trace of another process."""
 
     def carry(self) -> Carrier:
         """Return the current trace, for another process."""
@@ -59,9 +63,14 @@ _UNTRACED: Final[PartTrace] = _Untraced()
 _SETUPS_DONE: Final[set[str]] = set()
 
 
-def trace_part(name: str, prefix: str, job: Job | None = None, carrier: Carrier = NO_CARRIER) -> PartTrace:
+def trace_part(name: str, prefix: str, job: Job | None = None) -> PartTrace:
     """Trace a batch or a part of it, if there is a tracer."""
-    return _UNTRACED if tracer is None else tracer.trace_part(name, prefix, job, carrier)
+    return _UNTRACED if tracer is None else tracer.trace_part(name, prefix, job)
+
+
+def resume(carrier: Carrier) -> AbstractContextManager[object]:
+    """Continue in the block a trace of another process, if there is one and a tracer."""
+    return _UNTRACED if tracer is None or not carrier else tracer.resume(carrier)
 
 
 def carry() -> Carrier:

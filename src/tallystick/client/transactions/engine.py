@@ -224,7 +224,8 @@ class TransactionManager:
 
         Raises: InvalidTxnState; DecisionExpired if that transaction was aborted by the cluster; InDoubt.
         """
-        async with self._serialize_call("commit" if token == self.machine.token else "abort"):
+        counted_as = "commit" if token == self.machine.token else "abort"
+        async with self._serialize_call(counted_as, traced_as="complete"):
             decided_state = require_legal(self.machine.complete(token))
             if decided_state is not self.machine:
                 return await self._end_decided(decided_state)
@@ -287,12 +288,12 @@ class TransactionManager:
     # ------------------------------------------------------------------ the rest
 
     @asynccontextmanager
-    async def _serialize_call(self, name: str) -> AsyncIterator[None]:
+    async def _serialize_call(self, name: str, *, traced_as: str = "") -> AsyncIterator[None]:
         """Hold the lane, and count the time it is held for `txn-…-time-ns-total`."""
         async with self._call_lock:
             began = perf_counter_ns()
             try:
-                with tracing.trace_call(name, self.transactional_id):
+                with tracing.trace_call(traced_as or name, self.transactional_id):
                     yield
             finally:
                 self.call_times_ns[name] += perf_counter_ns() - began
