@@ -61,7 +61,7 @@ class MeteredClient(Protocol):
         """Return metrics by Kafka's names."""
 
 
-class _Untraced:
+class _UntracedSend:
     """A call that sends, without a tracer."""
 
     __slots__ = ("headers",)
@@ -69,7 +69,7 @@ class _Untraced:
     def __init__(self, headers: HeaderPairs | None) -> None:
         self.headers = () if headers is None else tuple(headers)
 
-    def __enter__(self) -> "_Untraced":
+    def __enter__(self) -> "_UntracedSend":
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -99,7 +99,7 @@ def trace_send(
         headers: of each record; None if no header can be added to them.
         count: the number of records of a call for many; None in a call for one.
     """
-    return _Untraced(headers) if tracer is None else tracer.trace_send(client_id, topic, headers, count)
+    return _UntracedSend(headers) if tracer is None else tracer.trace_send(client_id, topic, headers, count)
 
 
 def carry_caller(topic: str, headers: HeaderPairs) -> tuple[tuple[str, bytes | None], ...]:

@@ -67,7 +67,7 @@ class WriteTracer(Protocol):
         """Begin a new trace in the block: what runs in it belongs to no single caller."""
 
 
-class _Untraced:
+class _UntracedBlock:
     """A block without a tracer. There is one for all."""
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ class _Untraced:
 tracer: WriteTracer | None = None
 """The process's tracer of dual writes; None: nothing is traced."""
 
-UNTRACED: Final[BlockTrace] = _Untraced()
+UNTRACED: Final[BlockTrace] = _UntracedBlock()
 
 
 def trace_write(ids_text: str, block: BlockView) -> BlockTrace:

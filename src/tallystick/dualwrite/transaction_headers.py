@@ -16,8 +16,6 @@ from tallystick.admin.model import TransactionDescription
 from tallystick.client.blocking.thread import engine_thread
 from tallystick.client.config import ConsumerConfig, is_client_setting
 from tallystick.client.consumer.engine import ConsumerEngine
-from tallystick.client.errors import ClientError
-from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.records import Headers
 
@@ -39,7 +37,7 @@ async def find_open_headers_async(config: Mapping[str, object], transactional_id
     try:
         async with asyncio.timeout(_LIMIT_S):
             return await _find(config, transactional_id)
-    except (TallystickError, OSError, TimeoutError) as exc:
+    except Exception as exc:  # whatever it is, it must not end a recovery
         _log.info("%s: the trace of its open transaction is not linked: %s", transactional_id, exc)
         return ()
 
@@ -49,7 +47,7 @@ def find_open_headers(config: Mapping[str, object], transactional_id: str) -> He
     try:
         coroutine = find_open_headers_async(config, transactional_id)
         return engine_thread().run(coroutine, _LIMIT_S + _GRACE_S, "find the trace of a transaction")
-    except ClientError as exc:
+    except Exception as exc:
         _log.info("%s: the trace of its open transaction is not linked: %s", transactional_id, exc)
         return ()
 

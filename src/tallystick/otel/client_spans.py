@@ -44,26 +44,28 @@ class ClientSpans:
         self, client_id: str, topic: str | None, headers: HeaderPairs | None, count: int | None
     ) -> "SendSpan":
         """Start the span of a call that sends, and name it in the records' headers."""
-        given = () if headers is None else tuple(headers)
-        is_own = headers is not None and not has_context(given)
+        own_headers = () if headers is None else tuple(headers)
+        is_own = headers is not None and not has_context(own_headers)
         links: Iterable[SpanContext] = ()
-        if not is_own and (created := read_span_context(given)) is not None:
-            links = (created,)
+        if not is_own and (creation := read_span_context(own_headers)) is not None:
+            links = (creation,)
         attributes = build_messaging_attributes("send", "send", topic, client_id=client_id, count=count)
         # messaging-spans.md, "Span kind": PRODUCER if its context is used as creation context, else CLIENT.
         kind = SpanKind.PRODUCER if is_own else SpanKind.CLIENT
         span = self._spans.start(name_span("send", topic), kind, attributes, links=links)
-        return SendSpan(self._spans, span, _add_span(self._spans, given, span) if is_own else given)
+        return SendSpan(
+            self._spans, span, _add_span(self._spans, own_headers, span) if is_own else own_headers
+        )
 
     def carry_caller(self, topic: str, headers: HeaderPairs) -> Headers:
         """Report a record as created here, for a send that another thread or task will do."""
-        given = tuple(headers)
-        if has_context(given):
-            return given
+        own_headers = tuple(headers)
+        if has_context(own_headers):
+            return own_headers
         attributes = build_messaging_attributes("create", "create", topic)
         span = self._spans.start(name_span("create", topic), SpanKind.PRODUCER, attributes)
         try:
-            return _add_span(self._spans, given, span)
+            return _add_span(self._spans, own_headers, span)
         finally:
             self._spans.end(span)
 

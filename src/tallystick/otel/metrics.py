@@ -5,6 +5,7 @@ that is alive is read then. Names are Kafka's with underscores, below `kafka.pro
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
@@ -96,11 +97,13 @@ class ClientMetrics:
                     yield Observation(lag, {CLIENT_ID: client_id, DESTINATION: topic, PARTITION: partition})
 
     def _read(self, clients: Mapping[MeteredClient, str]) -> Iterator[tuple[str, dict[str, float]]]:
-        for client, client_id in [] if self._is_stopped else list(clients.items()):
-            try:
+        # A client may be opened, or its loop change what is read, meanwhile: the next collection sees it.
+        known: list[tuple[MeteredClient, str]] = []
+        with suppress(RuntimeError):
+            known += [] if self._is_stopped else clients.items()
+        for client, client_id in known:
+            with suppress(RuntimeError):
                 yield client_id, client.metrics()
-            except RuntimeError:  # its loop has changed what was read meanwhile: the next collection sees it
-                continue
 
 
 def _find_unit(name: str) -> str:

@@ -12,14 +12,15 @@ from typing import Final, Self
 from opentelemetry import context as contexts
 from opentelemetry.context import Context
 from opentelemetry.trace import (
-    INVALID_SPAN,
     Link,
+    NonRecordingSpan,
     Span,
     SpanContext,
     SpanKind,
     Status,
     StatusCode,
     Tracer,
+    get_current_span,
     set_span_in_context,
 )
 
@@ -27,13 +28,20 @@ from tallystick.otel.conventions import ERROR_TYPE, OUTCOME, Attributes, TraceOu
 
 _log = logging.getLogger("tallystick.otel")
 
+# Set by the SDK while it exports, so that an exporter which uses a client does not report its own reports, and
+# by `opentelemetry.instrumentation.utils.suppress_instrumentation`.
+_SUPPRESSION_KEYS: Final = (
+    "suppress_instrumentation",
+    getattr(contexts, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation"),
+)
+
 
 class SpanStarter:
     """Starts and ends spans of one tracer."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._is_failure_logged = False
+        self.is_failure_logged = False
 
     def start(
         self,
@@ -46,6 +54,8 @@ class SpanStarter:
         start_ns: int | None = None,
     ) -> Span:
         """Start a span. Its parent is the current span unless `parent` has another one, or none."""
+        if any(contexts.get_value(key) for key in _SUPPRESSION_KEYS):
+            return _continue_current()
         try:
             return self._tracer.start_span(
                 name,
@@ -57,7 +67,7 @@ class SpanStarter:
             )
         except Exception:
             self._log_failure()
-            return INVALID_SPAN
+            return _continue_current()
 
     def end(self, span: Span, exc: BaseException | None = None) -> None:
         """End a span, with the error that its operation ended with."""
@@ -71,9 +81,14 @@ class SpanStarter:
             self._log_failure()
 
     def _log_failure(self) -> None:
-        if not self._is_failure_logged:
-            self._is_failure_logged = True
+        if not self.is_failure_logged:
+            self.is_failure_logged = True
             _log.warning("a trace could not be reported; later failures are not logged", exc_info=True)
+
+
+def _continue_current() -> Span:
+    """Return a span that reports nothing, and below which the trace goes on."""
+    return NonRecordingSpan(get_current_span().get_span_context())
 
 
 def _end_span(span: Span, exc: BaseException | None) -> None:
@@ -109,18 +124,18 @@ class AttachedContext:
 class SpanScope:
     """A span from the beginning of a block to its end, and the current span in it."""
 
-    __slots__ = ("_attached", "_spans", "span")
+    __slots__ = ("_scope", "_spans", "span")
 
     def __init__(self, spans: SpanStarter, span: Span) -> None:
         self._spans, self.span = spans, span
-        self._attached = AttachedContext(set_span_in_context(span))
+        self._scope = AttachedContext(set_span_in_context(span))
 
     def __enter__(self) -> Self:
-        self._attached.__enter__()
+        self._scope.__enter__()
         return self
 
     def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
-        self._attached.__exit__()
+        self._scope.__exit__()
         self.finish(exc)
 
     def finish(self, exc: BaseException | None) -> None:

@@ -44,7 +44,7 @@ class BatchTracer(Protocol):
         """Return the current trace, for another process."""
 
 
-class _Untraced:
+class _UntracedBatch:
     def __enter__(self) -> Self:
         return self
 
@@ -59,7 +59,7 @@ tracer: BatchTracer | None = None
 """The process's tracer of batches; None: nothing is traced."""
 
 NO_CARRIER: Final[Carrier] = {}
-_UNTRACED: Final[PartTrace] = _Untraced()
+_UNTRACED: Final[PartTrace] = _UntracedBatch()
 _SETUPS_DONE: Final[set[str]] = set()
 
 

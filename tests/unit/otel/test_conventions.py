@@ -3,8 +3,21 @@
 from itertools import product
 
 import pytest
-from opentelemetry.context import Context, attach, detach, get_current
-from opentelemetry.trace import INVALID_SPAN, SpanKind
+from opentelemetry.context import (
+    _SUPPRESS_INSTRUMENTATION_KEY,
+    Context,
+    attach,
+    detach,
+    get_current,
+    set_value,
+)
+from opentelemetry.trace import (
+    INVALID_SPAN_CONTEXT,
+    NonRecordingSpan,
+    NoOpTracer,
+    SpanKind,
+    get_current_span,
+)
 
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.producer.metrics import ProducerMetrics
@@ -12,8 +25,8 @@ from tallystick.dualwrite.errors import Outcome, Torn, WriteInDoubt
 from tallystick.kernel.errors import InDoubt
 from tallystick.otel.conventions import LINKS_MAX, TraceOutcome, judge_block, judge_unit, name_span
 from tallystick.otel.metrics import list_producer_names
-from tallystick.otel.propagation import has_context, list_links, read_span_context
-from tallystick.otel.spans import AttachedContext, SpanStarter
+from tallystick.otel.propagation import has_context, list_links, read_context, read_span_context
+from tallystick.otel.spans import AttachedContext, SpanScope, SpanStarter
 from tallystick.protocol.records import TimestampType
 
 PARENT = b"00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
@@ -95,12 +108,36 @@ class BrokenTracer:
         raise RuntimeError("no spans today")
 
 
+class BrokenSpan(NonRecordingSpan):
+    def end(self, end_time: int | None = None) -> None:
+        raise RuntimeError("no end")
+
+
 def test_a_tracer_that_fails_leaves_a_span_that_does_nothing() -> None:
     """[OTEL-1]"""
     spans = SpanStarter(BrokenTracer())  # type: ignore[arg-type]
-    span = spans.start("dual write", SpanKind.INTERNAL, {})
-    assert span is INVALID_SPAN
-    spans.end(span, ValueError("no"))
+    parent = read_context((("traceparent", PARENT),))
+    with AttachedContext(parent):
+        span = spans.start("dual write", SpanKind.INTERNAL, {})
+        assert not span.is_recording()
+        assert span.get_span_context() == get_current_span().get_span_context(), "the trace goes on below it"
+
+
+def test_nothing_is_reported_while_spans_are_exported() -> None:
+    """An exporter that sends spans with a client would report its own sends, and theirs in turn."""
+    spans = SpanStarter(BrokenTracer())  # type: ignore[arg-type]
+    with AttachedContext(set_value(_SUPPRESS_INSTRUMENTATION_KEY, value=True)):
+        assert not spans.start("send orders", SpanKind.PRODUCER, {}).is_recording()
+    assert not spans.is_failure_logged
+
+
+def test_a_span_that_cannot_end_is_logged_once_and_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """[OTEL-1]"""
+    spans = SpanStarter(NoOpTracer())
+    for _ in range(3):
+        with SpanScope(spans, BrokenSpan(INVALID_SPAN_CONTEXT)):
+            pass
+    assert len(caplog.records) == 1
 
 
 def test_a_context_is_restored_only_where_it_is_the_current_one() -> None:

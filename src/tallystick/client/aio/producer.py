@@ -322,10 +322,10 @@ def trace_columns(
     client_id: str, topic: str, values: Column, headers: Iterable[tuple[str, bytes | None]]
 ) -> tracing.SendTrace:
     """Trace a `send_batch`. Arrow arrays without headers are sent without any, at their own speed."""
-    given = tuple(headers)
-    if not given and is_arrow_array(values):
+    pairs = tuple(headers)
+    if not pairs and is_arrow_array(values):
         return tracing.trace_send(client_id, topic, None, len(values))
-    return tracing.trace_send(client_id, topic, given, len(values))
+    return tracing.trace_send(client_id, topic, pairs, len(values))
 
 
 def build_columns(
