@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -379,6 +380,28 @@ def test_a_decided_write_commits_kafka_in_the_same_trace(shop: Shop, traces: Tra
     assert traces.tree(OUTCOME).splitlines()[0] == "dual write committed"
     assert traces.tree().splitlines()[-2:] == ["  COMMIT", "  commit_transaction"]
     assert_one_trace(traces)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_block_that_ends_in_another_thread_stays_one_trace(
+    shop: Shop, traces: Traces, caplog: pytest.LogCaptureFixture, fails: bool
+) -> None:
+    """FastAPI runs the two ends of a blocking dependency in threads with contexts of their own."""
+    shop.engine.dispose()
+    engine = create_engine(shop.url, poolclass=NullPool, connect_args={"check_same_thread": False})
+    with DualWriter(SqlStore(engine), shop.config) as writer:
+        writer.recover()
+        traces.clear()
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other, suppress(ZeroDivisionError):
+            block = writer.transaction()
+            txn = one.submit(block.__enter__).result()
+            shop.pay(txn)
+            error = ZeroDivisionError("no") if fails else None
+            other.submit(block.__exit__, type(error) if error else None, error, None).result()
+    ends = ["ROLLBACK", "abort_transaction"] if fails else ["COMMIT", "commit_transaction"]
+    root = context_of(traces.one("dual write"))
+    assert {context_of(traces.one(end)).trace_id for end in ends} == {root.trace_id}
+    assert caplog.records == []
 
 
 # ----------------------------------------------------------------------------- batches

@@ -32,6 +32,9 @@ class BlockTrace(Protocol):
     def mark_begun(self) -> None:
         """Note that the block has begun, so that its outcome is its own."""
 
+    def rejoin(self) -> None:
+        """Go on in this trace where the block ends in another thread or context than it has begun in."""
+
     def link_headers(self, headers: Sequence[tuple[str, bytes | None]]) -> None:
         """Link to the trace that these headers of a record name, if they name one."""
 
@@ -77,6 +80,9 @@ class _UntracedBlock:
         pass
 
     def mark_begun(self) -> None:
+        pass
+
+    def rejoin(self) -> None:
         pass
 
     def link_headers(self, headers: Sequence[tuple[str, bytes | None]]) -> None:

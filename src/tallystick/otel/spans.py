@@ -28,8 +28,8 @@ from tallystick.otel.conventions import ERROR_TYPE, OUTCOME, Attributes, TraceOu
 
 _log = logging.getLogger("tallystick.otel")
 
-# Set by the SDK while it exports, so that an exporter which uses a client does not report its own reports, and
-# by `opentelemetry.instrumentation.utils.suppress_instrumentation`.
+# Set by the SDK while it exports, so that an exporter which uses a client does not report its own sends; and
+# by `suppress_instrumentation` of opentelemetry-instrumentation.
 _SUPPRESSION_KEYS: Final = (
     "suppress_instrumentation",
     getattr(contexts, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation"),
@@ -115,6 +115,11 @@ class AttachedContext:
     def __enter__(self) -> Self:
         self._token = contexts.attach(self._context)
         return self
+
+    def attach_again(self) -> None:
+        """Make it the current one here as well, if the block goes on in another place."""
+        if contexts.get_current() is not self._context:
+            self._token = contexts.attach(self._context)
 
     def __exit__(self, *exc_info: object) -> None:
         if self._token is not None and contexts.get_current() is self._context:

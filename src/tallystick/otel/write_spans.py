@@ -126,6 +126,9 @@ class BlockSpan(SpanScope):
     def mark_begun(self) -> None:
         self.has_begun = True
 
+    def rejoin(self) -> None:
+        self._scope.attach_again()
+
     def link_headers(self, headers: Sequence[tuple[str, bytes | None]]) -> None:
         """Link to the span in which a record was created."""
         self._spans.guard(self._link_headers, headers)

@@ -257,9 +257,11 @@ class DualWriter(Generic[D]):
             txn = Transaction(database, producers, self._steps, session.outcome.offsets)
             try:
                 yield txn
+                trace.rejoin()
                 txn.check_process()
                 await flush_rows_async(database)
             except BaseException as exc:
+                trace.rejoin()
                 txn.mark_ended()
                 await session.rollback(database, exc)
                 raise
