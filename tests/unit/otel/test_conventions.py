@@ -18,10 +18,14 @@ from opentelemetry.trace import (
     SpanKind,
     get_current_span,
 )
+from sqlalchemy import create_engine
 
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.producer.metrics import ProducerMetrics
+from tallystick.dualwrite import RocksStore, SqlStore
 from tallystick.dualwrite.errors import Outcome, Torn, WriteInDoubt
+from tallystick.dualwrite.leased_store import LeasedStore
+from tallystick.dualwrite.tracing import get_database_system
 from tallystick.kernel.errors import InDoubt
 from tallystick.otel.conventions import LINKS_MAX, TraceOutcome, judge_block, judge_unit, name_span
 from tallystick.otel.metrics import list_producer_names
@@ -154,6 +158,13 @@ def test_a_context_is_restored_only_where_it_is_the_current_one() -> None:
         assert get_current() is other, "not the block's own context: it is left alone"
     finally:
         detach(token)
+
+
+def test_a_store_names_its_database() -> None:
+    assert get_database_system(RocksStore) == "rocksdb"
+    assert get_database_system(SqlStore(create_engine("sqlite://"))) == "sqlite"
+    assert get_database_system(LeasedStore(SqlStore(create_engine("sqlite://")), "holder")) == "sqlite"
+    assert get_database_system(object()) == "other_sql"
 
 
 def test_every_counter_of_a_producer_is_observed() -> None:
