@@ -139,6 +139,31 @@ def test_the_configured_propagator_is_used(broker: EmbeddedBroker, topic: str, t
     assert record.headers == (("x-trace", b"loud"),)
 
 
+class BrokenPropagator(TraceContextTextMapPropagator):
+    def inject(self, carrier: Any, context: Any = None, setter: Any = None) -> None:
+        raise RuntimeError("no inject")
+
+    def extract(self, carrier: Any, context: Any = None, getter: Any = None) -> Any:
+        raise RuntimeError("no extract")
+
+
+def test_a_broken_propagator_loses_no_record(broker: EmbeddedBroker, topic: str, traces: Traces) -> None:
+    """[OTEL-1] What a poll has taken from the log would be lost to its caller if a report of it raised."""
+    before = propagate.get_global_textmap()
+    propagate.set_global_textmap(BrokenPropagator())
+    try:
+        with Producer(settings(broker)) as producer:
+            producer.send(topic, b"one", headers=[("traceparent", FOREIGN)])
+            producer.send(topic, b"two")
+        records = read(broker, topic, 2)
+        with process(records[0]):
+            pass
+    finally:
+        propagate.set_global_textmap(before)
+    assert [record.value for record in records] == [b"one", b"two"]
+    assert len(traces.named(f"send {topic}")) == 2
+
+
 def test_many_records_are_one_span_whose_context_all_of_them_have(
     broker: EmbeddedBroker, topic: str, traces: Traces
 ) -> None:

@@ -37,6 +37,7 @@ from tallystick.dualwrite import (
     AsyncSqlStore,
     CommitUnknown,
     DualWriter,
+    IdempotencyKey,
     SqlStore,
     WriteInDoubt,
     WriterPool,
@@ -402,6 +403,18 @@ def test_a_block_that_ends_in_another_thread_stays_one_trace(
     root = context_of(traces.one("dual write"))
     assert {context_of(traces.one(end)).trace_id for end in ends} == {root.trace_id}
     assert caplog.records == []
+
+
+def test_work_that_was_done_before_is_no_error(shop: Shop, traces: Traces) -> None:
+    with DualWriter(shop.store, shop.config) as writer:
+        writer.recover()
+        writer.run(shop.pay, idempotency_key=IdempotencyKey("shop", "order-7"))
+        traces.clear()
+        writer.run(shop.pay, idempotency_key=IdempotencyKey("shop", "order-7"))
+    write = traces.one("dual write")
+    assert attributes_of(write)[OUTCOME] == "aborted"
+    assert write.status.status_code is StatusCode.UNSET
+    assert "\n  claim key\n" in traces.tree()
 
 
 # ----------------------------------------------------------------------------- batches

@@ -99,14 +99,18 @@ def trace_send(
         headers: of each record; None if no header can be added to them.
         count: the number of records of a call for many; None in a call for one.
     """
-    return _UntracedSend(headers) if tracer is None else tracer.trace_send(client_id, topic, headers, count)
+    return (
+        _UntracedSend(headers)
+        if (now := tracer) is None
+        else now.trace_send(client_id, topic, headers, count)
+    )
 
 
 def carry_caller(topic: str, headers: HeaderPairs) -> tuple[tuple[str, bytes | None], ...]:
     """Return the headers of a record that is sent later, with the current trace if there is a tracer."""
-    return tuple(headers) if tracer is None else tracer.carry_caller(topic, headers)
+    return tuple(headers) if (now := tracer) is None else now.carry_caller(topic, headers)
 
 
 def trace_call(call: str, transactional_id: str) -> AbstractContextManager[object]:
     """Trace a call on a transaction, if there is a tracer."""
-    return _NOTHING if tracer is None else tracer.trace_call(call, transactional_id)
+    return _NOTHING if (now := tracer) is None else now.trace_call(call, transactional_id)

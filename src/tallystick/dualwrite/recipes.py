@@ -70,10 +70,11 @@ class StepRunner(StepWatch):
     def run(self, name: str, subject: str, call: Callable[A, T], *args: A.args, **kwargs: A.kwargs) -> T:
         """Run one step and return its result."""
         report_success = self.announce(name, subject, call)
-        if tracing.tracer is None:
+        tracer = tracing.tracer
+        if tracer is None:
             result = call(*args, **kwargs)
         else:
-            with tracing.tracer.trace_step(name, self.database_system):
+            with tracer.trace_step(name, self.database_system):
                 result = call(*args, **kwargs)
         report_success()
         return result
@@ -87,10 +88,11 @@ class AsyncStepRunner(StepWatch):
     ) -> T:
         """Run one step, await its result and return it."""
         report_success = self.announce(name, subject, call)
-        if tracing.tracer is None:
+        tracer = tracing.tracer
+        if tracer is None:
             result = await call(*args, **kwargs)
         else:
-            with tracing.tracer.trace_step(name, self.database_system):
+            with tracer.trace_step(name, self.database_system):
                 result = await call(*args, **kwargs)
         report_success()
         return result

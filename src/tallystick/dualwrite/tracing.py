@@ -103,32 +103,32 @@ UNTRACED: Final[BlockTrace] = _UntracedBlock()
 
 def trace_write(ids_text: str, block: BlockView) -> BlockTrace:
     """Trace one block of a writer, if there is a tracer."""
-    return UNTRACED if tracer is None else tracer.trace_write(ids_text, block)
+    return UNTRACED if (now := tracer) is None else now.trace_write(ids_text, block)
 
 
 def trace_recovery(ids_text: str) -> BlockTrace:
     """Trace a recovery, if there is a tracer."""
-    return UNTRACED if tracer is None else tracer.trace_recovery(ids_text)
+    return UNTRACED if (now := tracer) is None else now.trace_recovery(ids_text)
 
 
 def trace_finish(transactional_id: str) -> BlockTrace:
     """Trace what a recovery does about one id, if there is a tracer."""
-    return UNTRACED if tracer is None else tracer.trace_finish(transactional_id)
+    return UNTRACED if (now := tracer) is None else now.trace_finish(transactional_id)
 
 
 def trace_unit() -> BlockTrace:
     """Trace one caller's unit of a batch, if there is a tracer."""
-    return UNTRACED if tracer is None else tracer.trace_unit()
+    return UNTRACED if (now := tracer) is None else now.trace_unit()
 
 
 def trace_consumed(group: str, records: Sequence[ConsumerRecord]) -> BlockTrace:
     """Trace the processing of records, if there are any and a tracer."""
-    return UNTRACED if tracer is None or not records else tracer.trace_consumed(group, records)
+    return UNTRACED if (now := tracer) is None or not records else now.trace_consumed(group, records)
 
 
 def leave_caller() -> AbstractContextManager[object]:
     """Begin a new trace in the block, if there is a tracer."""
-    return UNTRACED if tracer is None else tracer.leave_caller()
+    return UNTRACED if (now := tracer) is None else now.leave_caller()
 
 
 def get_database_system(store: object) -> str:

@@ -54,7 +54,7 @@ class ClientSpans:
         kind = SpanKind.PRODUCER if is_own else SpanKind.CLIENT
         span = self._spans.start(name_span("send", topic), kind, attributes, links=links)
         return SendSpan(
-            self._spans, span, _add_span(self._spans, own_headers, span) if is_own else own_headers
+            self._spans, span, add_context(own_headers, set_span_in_context(span)) if is_own else own_headers
         )
 
     def carry_caller(self, topic: str, headers: HeaderPairs) -> Headers:
@@ -65,7 +65,7 @@ class ClientSpans:
         attributes = build_messaging_attributes("create", "create", topic)
         span = self._spans.start(name_span("create", topic), SpanKind.PRODUCER, attributes)
         try:
-            return _add_span(self._spans, own_headers, span)
+            return add_context(own_headers, set_span_in_context(span))
         finally:
             self._spans.end(span)
 
@@ -162,12 +162,6 @@ class SendSpan:
         # One number for each part, also if two of them are done in two threads at the same time.
         if next(self._numbers) == self._part_count:
             self._spans.end(self._span, self._error)
-
-
-def _add_span(spans: SpanStarter, headers: Headers, span: Span) -> Headers:
-    added: list[Headers] = []
-    spans.guard(lambda: added.append(add_context(headers, set_span_in_context(span))))
-    return added[0] if added else headers
 
 
 def _build_consumer_attributes(

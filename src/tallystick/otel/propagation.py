@@ -3,15 +3,23 @@
 By default it is W3C Trace Context and Baggage: `traceparent`, `tracestate` and `baggage`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
 
 from opentelemetry import propagate
 from opentelemetry.context import Context
-from opentelemetry.propagators.textmap import Getter, Setter
+from opentelemetry.propagators.textmap import Getter, Setter, default_getter, default_setter
 from opentelemetry.trace import SpanContext, get_current_span
 
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.otel.conventions import LINKS_MAX
+
+A = ParamSpec("A")
+R = TypeVar("R")
+
+_log = logging.getLogger("tallystick.otel")
 
 HeaderPairs = Iterable[tuple[str, bytes | None]]
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -35,7 +43,39 @@ class _HeaderGetter(Getter[Sequence[tuple[str, bytes | None]]]):
 
 _SETTER, _GETTER = _HeaderSetter(), _HeaderGetter()
 
+_failures: Final[set[str]] = set()
 
+
+def _fall_back(answer: R) -> Callable[[Callable[A, R]], Callable[A, R]]:
+    """Let a function return `answer` where the propagator raises, which may be the user's own [OTEL-1]."""
+
+    def decorate(function: Callable[A, R]) -> Callable[A, R]:
+        @functools.wraps(function)
+        def call(*args: A.args, **kwargs: A.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except Exception:
+                if function.__name__ not in _failures:
+                    _failures.add(function.__name__)
+                    _log.warning("the propagator failed; later failures are not logged", exc_info=True)
+                return answer
+
+        return call
+
+    return decorate
+
+
+@_fall_back(None)
+def _inject(carrier: Any, context: Context | None, setter: Setter[Any]) -> None:
+    propagate.inject(carrier, context, setter)
+
+
+@_fall_back(Context())
+def _extract(carrier: Any, getter: Getter[Any]) -> Context:
+    return propagate.extract(carrier, Context(), getter)
+
+
+@_fall_back(True)
 def has_context(headers: Sequence[tuple[str, bytes | None]]) -> bool:
     """Return whether headers have a trace context of their own, which must stay as it is [OTEL-2].
 
@@ -51,13 +91,13 @@ def has_context(headers: Sequence[tuple[str, bytes | None]]) -> bool:
 def add_context(headers: Headers, context: Context) -> Headers:
     """Return headers with those that name the context's span, and carry its baggage."""
     carrier: list[tuple[str, bytes | None]] = []
-    propagate.inject(carrier, context, _SETTER)
+    _inject(carrier, context, _SETTER)
     return (*headers, *carrier)
 
 
 def read_context(headers: Sequence[tuple[str, bytes | None]]) -> Context:
     """Return the context that headers name; one without a span if they name none."""
-    return propagate.extract(headers, Context(), _GETTER)
+    return _extract(headers, _GETTER)
 
 
 def read_span_context(headers: Sequence[tuple[str, bytes | None]]) -> SpanContext | None:
@@ -80,13 +120,13 @@ def list_links(records: Iterable[ConsumerRecord]) -> list[SpanContext]:
     return list(links.values())
 
 
-def write_carrier(context: Context | None = None) -> Mapping[str, str]:
-    """Return a context, or the current one, as texts by name: for another process of the same program."""
+def write_carrier() -> Mapping[str, str]:
+    """Return the current context as texts by name, for another process of the same program."""
     carrier: dict[str, str] = {}
-    propagate.inject(carrier, context)
+    _inject(carrier, None, default_setter)
     return carrier
 
 
 def read_carrier(carrier: Mapping[str, str]) -> Context:
     """Return the context that `write_carrier` has written."""
-    return propagate.extract(carrier, Context())
+    return _extract(carrier, default_getter)

@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Final, Self
 
 from opentelemetry.context import Context, get_current
-from opentelemetry.trace import Span, SpanContext, SpanKind, get_current_span
+from opentelemetry.trace import Span, SpanKind, get_current_span
 
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.transactions.engine import Completion
@@ -84,13 +84,11 @@ class WriteSpans:
         topic = topics.pop() if len(topics) == 1 else None
         attributes = build_messaging_attributes("process", "process", topic, count=len(records))
         attributes[GROUP] = group
-        links: list[SpanContext] = []
-        self._spans.guard(lambda: links.extend(list_links(records)))
         span = self._spans.start(
             name_span("process", topic),
             SpanKind.CONSUMER,
             attributes,
-            links=links,
+            links=list_links(records),
             parent=choose_parent(records),
         )
         return UnitSpan(self._spans, span)

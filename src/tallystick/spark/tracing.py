@@ -65,17 +65,17 @@ _SETUPS_DONE: Final[set[str]] = set()
 
 def trace_part(name: str, prefix: str, job: Job | None = None) -> PartTrace:
     """Trace a batch or a part of it, if there is a tracer."""
-    return _UNTRACED if tracer is None else tracer.trace_part(name, prefix, job)
+    return _UNTRACED if (now := tracer) is None else now.trace_part(name, prefix, job)
 
 
 def resume(carrier: Carrier) -> AbstractContextManager[object]:
     """Continue in the block a trace of another process, if there is one and a tracer."""
-    return _UNTRACED if tracer is None or not carrier else tracer.resume(carrier)
+    return _UNTRACED if (now := tracer) is None or not carrier else now.resume(carrier)
 
 
 def carry() -> Carrier:
     """Return the current trace, for another process; empty without a tracer."""
-    return NO_CARRIER if tracer is None else tracer.carry()
+    return NO_CARRIER if (now := tracer) is None else now.carry()
 
 
 def set_up(setup: str | None) -> None:

@@ -139,10 +139,10 @@ class Consumer:
     async def poll(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord]:
         """Return records as soon as there are any; an empty list after `timeout_s`."""
         poll = self._engine.poll(int(timeout_s * 1000), most)
-        if tracing.tracer is None:
+        tracer, config = tracing.tracer, self.config
+        if tracer is None:
             return await poll
-        config = self.config
-        return await tracing.tracer.trace_poll(config.client.client_id, config.group_id, poll)
+        return await tracer.trace_poll(config.client.client_id, config.group_id, poll)
 
     async def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
         """Poll like `poll`, and return one Arrow batch; it may have no rows."""
@@ -163,9 +163,9 @@ class Consumer:
     async def commit(self, offsets: Offsets | None = None, timeout_s: float | None = None) -> None:
         """Commit these offsets for the group; all positions if none are given."""
         commit = self._engine.commit(offsets, to_ms(timeout_s))
-        if tracing.tracer is not None:
-            config = self.config
-            commit = tracing.tracer.trace_commit(config.client.client_id, config.group_id, commit)
+        tracer, config = tracing.tracer, self.config
+        if tracer is not None:
+            commit = tracer.trace_commit(config.client.client_id, config.group_id, commit)
         await commit
 
     def commit_soon(self, offsets: Offsets | None = None) -> "asyncio.Task[None]":
