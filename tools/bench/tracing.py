@@ -1,9 +1,9 @@
 """Measure what tracing costs a client: python -m tools.bench.tracing [--before PATH] [--rounds N].
 
-Two works: records sent one by one, and dual writes of one row (SQLite) and one record. Their processor time
-in the client's process is measured, so that other programs disturb little; the broker is another process.
-Every round runs each way once, in a process of its own and in an order of its own, and the ratios are those
-of the medians.
+Three works: records sent one by one, records with a header of their own, and dual writes of one row (SQLite)
+and one record. Their processor time in the client's process is measured, so that other programs disturb
+little; the broker is another process. Every round runs each way once, in a process of its own and in an order
+of its own, and the ratios are those of the medians.
 
     off        as installed
     api        switched on without an SDK: every span is a non-recording one
@@ -24,11 +24,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+Headers = tuple[tuple[str, bytes | None], ...]
+
 RECORDS: Final = 20_000
 RECORDS_PER_ROUND: Final = 1_000
 WRITES: Final = 300
 WARM_UP: Final = 50
 ROOT: Final = Path(__file__).parents[2]
+WORKS: Final = ("send", "send with headers", "dual write")
 WAYS: Final = ("off", "api", "unsampled", "on")
 
 
@@ -47,7 +50,7 @@ def switch_on(way: str) -> None:
     TallystickInstrumentor().instrument(tracer_provider=provider)
 
 
-def measure_sends(servers: str) -> float:
+def measure_sends(servers: str, headers: Headers) -> float:
     """Return microseconds of the calling thread's processor time for each `send`."""
     from tallystick import Producer  # noqa: PLC0415 - from the sources that are measured
 
@@ -57,7 +60,7 @@ def measure_sends(servers: str) -> float:
         for _ in range(RECORDS // RECORDS_PER_ROUND):
             began_s = time.thread_time()
             for _ in range(RECORDS_PER_ROUND):
-                producer.send("sends", b"x" * 100)
+                producer.send("sends", b"x" * 100, headers=headers)
             took_s += time.thread_time() - began_s
             producer.flush()
     return took_s / RECORDS * 1e6
@@ -89,14 +92,13 @@ def measure_writes(servers: str, folder: str) -> float:
         return (time.process_time() - began_s) / WRITES * 1e6
 
 
-def run_child(way: str, servers: str, before: str | None) -> tuple[float, float]:
-    """Measure one way in a process of its own."""
+def run_child(way: str, servers: str, before: str | None) -> tuple[float, ...]:
+    """Measure one way in a process of its own: microseconds of each work."""
     sources = before if way == "before" else str(ROOT / "src")
     command = [sys.executable, "-m", "tools.bench.tracing", "--child", way, "--servers", servers]
     environment = {**os.environ, "PYTHONPATH": f"{sources}:{ROOT}"}
     answer = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True)
-    send_us, write_us = answer.stdout.split()
-    return float(send_us), float(write_us)
+    return tuple(map(float, answer.stdout.split()))
 
 
 def main() -> None:
@@ -110,13 +112,14 @@ def main() -> None:
     if options.child:
         switch_on(options.child)
         with tempfile.TemporaryDirectory() as folder:
-            print(measure_sends(options.servers), measure_writes(options.servers, folder))
+            sends = [measure_sends(options.servers, headers) for headers in ((), (("kind", b"order"),))]
+            print(*sends, measure_writes(options.servers, folder))
         return
     from tallystick.admin import Admin, NewTopic  # noqa: PLC0415 - a child must not load them first
     from tallystick.testing import EmbeddedBroker  # noqa: PLC0415
 
     ways = [*WAYS, *["before"] * bool(options.before)]
-    results: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    results: dict[str, list[tuple[float, ...]]] = {way: [] for way in ways}
     with ExitStack() as stack:
         broker = stack.enter_context(EmbeddedBroker())
         admin = stack.enter_context(Admin({"bootstrap.servers": broker.bootstrap_servers}))
@@ -125,12 +128,13 @@ def main() -> None:
             for way in random.sample(ways, len(ways)):
                 results[way].append(run_child(way, broker.bootstrap_servers, options.before))
     base = "before" if options.before else "off"
-    base_send, base_write = (statistics.median(each) for each in zip(*results[base], strict=True))
-    print(f"{'':10} {'send':>9} {'ratio':>6}   {'dual write':>11} {'ratio':>6}   (microseconds, median)")
+    medians = {
+        way: [statistics.median(each) for each in zip(*rows, strict=True)] for way, rows in results.items()
+    }
+    print(" " * 10, *(f"{work:>18} ratio" for work in WORKS), "  (microseconds, medians)")
     for way in ways:
-        send_us, write_us = (statistics.median(each) for each in zip(*results[way], strict=True))
-        ratios = f"{send_us / base_send:6.2f}", f"{write_us / base_write:6.2f}"
-        print(f"{way:10} {send_us:9.2f} {ratios[0]}   {write_us:11.0f} {ratios[1]}")
+        pairs = zip(medians[way], medians[base], strict=True)
+        print(f"{way:10}", *(f"{own_us:18.2f} {own_us / base_us:5.2f}" for own_us, base_us in pairs))
 
 
 if __name__ == "__main__":

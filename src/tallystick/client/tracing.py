@@ -39,7 +39,7 @@ class ClientTracer(Protocol):
     def trace_send(
         self, client_id: str, topic: str | None, headers: HeaderPairs | None, count: int | None
     ) -> SendTrace:
-        """Return the trace of a call that sends; see `trace_send` below."""
+        """Return the trace of a call that sends; see `trace_send` below. For one record `count` is None."""
 
     def carry_caller(self, topic: str, headers: HeaderPairs) -> tuple[tuple[str, bytes | None], ...]:
         """Return headers that name the current trace, for a record that another thread or task will send."""
@@ -89,15 +89,13 @@ CONSUMERS: Final[WeakKeyDictionary[MeteredClient, str]] = WeakKeyDictionary()
 _NOTHING: Final = nullcontext()
 
 
-def trace_send(
-    client_id: str, topic: str | None, headers: HeaderPairs | None, count: int | None = None
-) -> SendTrace:
-    """Trace a call that sends, if there is a tracer.
+def trace_send(client_id: str, topic: str | None, headers: HeaderPairs | None, count: int) -> SendTrace:
+    """Trace a call that sends many records, if there is a tracer.
 
     Args:
         topic: None if the rows name it.
         headers: of each record; None if no header can be added to them.
-        count: the number of records of a call for many; None in a call for one.
+        count: the number of records.
     """
     return (
         _UntracedSend(headers)

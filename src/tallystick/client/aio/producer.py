@@ -98,18 +98,23 @@ class Producer:
         on_delivery: DeliveryCallback | None = None,
     ) -> Delivery:
         """Take one record. Waits only for metadata and memory; the returned Delivery can be awaited."""
-        with tracing.trace_send(self.config.client.client_id, topic, headers) as trace:
-            take = partial(
-                self.append,
-                topic,
-                value,
-                key,
-                partition=partition,
-                timestamp_ms=timestamp_ms,
-                headers=trace.headers,
-                on_delivery=on_delivery,
-            )
-            return trace.follow(await self._append_when_admitted(topic, take))
+        pairs = tuple(headers)
+        take = partial(
+            self.append,
+            topic,
+            value,
+            key,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            headers=pairs,
+            on_delivery=on_delivery,
+        )
+        tracer = tracing.tracer
+        if tracer is None:
+            return await self._append_when_admitted(topic, take)
+        with tracer.trace_send(self.config.client.client_id, topic, pairs, None) as trace:
+            traced_take = partial(take, headers=trace.headers)
+            return trace.follow(await self._append_when_admitted(topic, traced_take))
 
     async def send_batch(
         self,

@@ -112,18 +112,23 @@ class Producer:
                 return self._append(topic, value, key)
             except BufferFullOrUnknownTopic:
                 pass
-        with tracing.trace_send(self._client_id, topic, headers) as trace:
-            take = partial(
-                self._append,
-                topic,
-                value,
-                key,
-                partition=partition,
-                timestamp_ms=timestamp_ms,
-                headers=trace.headers,
-                on_delivery=on_delivery,
-            )
-            return trace.follow(self._append_when_admitted(topic, take, "send"))
+        pairs = tuple(headers)
+        take = partial(
+            self._append,
+            topic,
+            value,
+            key,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            headers=pairs,
+            on_delivery=on_delivery,
+        )
+        tracer = tracing.tracer
+        if tracer is None:
+            return self._append_when_admitted(topic, take, "send")
+        with tracer.trace_send(self._client_id, topic, pairs, None) as trace:
+            traced_take = partial(take, headers=trace.headers)
+            return trace.follow(self._append_when_admitted(topic, traced_take, "send"))
 
     def send_batch(
         self,

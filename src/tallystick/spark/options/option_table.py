@@ -283,8 +283,8 @@ OPTIONS: Final = (
         name="tracing.setup",
         values="`package.module:function`",
         sides=_SINK,
-        doc="A function that each of Spark's Python processes calls before it first writes, to switch "
-        "OpenTelemetry on there.",
+        doc="A function that each Python process calls before it first writes, to switch OpenTelemetry on "
+        "there; see [tracing](how-to/tracing.md#spark).",
     ),
     _build_refused_option(
         "asyncProgressTrackingEnabled",

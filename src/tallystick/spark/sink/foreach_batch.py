@@ -66,6 +66,7 @@ class ForeachBatch(Value, kw_only=True):
         rows = project_sinks(frame, sinks)
         context = self._open_context(where, sinks)
         job = MicroBatch(foreach_topic.find_query_id(frame, self.query_id), batch_id)
+        tracing.set_up(self.options.tracing_setup)
         with tracing.trace_part("spark batch", self.options.prefix, job) as trace:
             trace.describe_votes(self._run_batch(context, job, sinks, where, rows))
 

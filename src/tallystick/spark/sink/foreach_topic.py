@@ -62,6 +62,7 @@ def foreach_batch(
         sink_options = parse_checked_options(options, rows.schema, QueryType.STREAM)
         context = connect(sink_options)
         job = MicroBatch(find_query_id(frame, query_id), batch_id)
+        tracing.set_up(sink_options.tracing_setup)
         with tracing.trace_part("spark batch", sink_options.prefix, job) as trace:
             lease = context.begin(
                 query_id=job.query_id, resuming=read_query_start(sink_options, job.query_id)
