@@ -29,6 +29,7 @@ from tests.support.traces import (
 from tallystick import Consumer, Producer, TopicPartition, aio
 from tallystick.client.errors import ClientError, TooLarge
 from tallystick.otel import TallystickInstrumentor, process
+from tallystick.otel.metrics import list_producer_names
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
@@ -376,6 +377,10 @@ def test_metrics_of_clients_are_observed_by_kafkas_names(broker: EmbeddedBroker,
                     pass
                 found = read_metrics(reader)
                 own = producer.metrics()
+                assert set(own) == set(list_producer_names())
+                assert {name.partition(".")[0] for name in consumer.metrics()} - {"records-lag"} <= {
+                    name.removeprefix("kafka.consumer.").replace("_", "-") for name in found
+                }
                 assert pick(found, "kafka.producer.record_send_total", f"{topic}-out") == [2]
                 commit_ns = pick(found, "kafka.producer.txn_commit_time_ns_total", f"{topic}-out")
                 assert commit_ns == [own["txn-commit-time-ns-total"]]
