@@ -106,6 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="measure what tracing costs a client")
     parser.add_argument("--before", metavar="SRC", help="the folder `src` of another checkout")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ways", default=",".join(WAYS), help="some of them, beside `before`")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--servers", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -118,7 +119,7 @@ def main() -> None:
     from tallystick.admin import Admin, NewTopic  # noqa: PLC0415 - a child must not load them first
     from tallystick.testing import EmbeddedBroker  # noqa: PLC0415
 
-    ways = [*WAYS, *["before"] * bool(options.before)]
+    ways = [*options.ways.split(","), *["before"] * bool(options.before)]
     results: dict[str, list[tuple[float, ...]]] = {way: [] for way in ways}
     with ExitStack() as stack:
         broker = stack.enter_context(EmbeddedBroker())

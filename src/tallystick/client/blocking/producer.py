@@ -104,8 +104,13 @@ class Producer:
         Source: Kafka KafkaProducer.send; KIP-91, KIP-480, KIP-794.
         """
         # Fast path for most records: every argument passed on costs time.
-        is_plain = partition is None and timestamp_ms is None and on_delivery is None and not headers
-        if is_plain and tracing.tracer is None:
+        if (
+            tracing.tracer is None
+            and partition is None
+            and timestamp_ms is None
+            and on_delivery is None
+            and not headers
+        ):
             try:
                 if key is None and (delivery := self._append_value(topic, value)) is not None:
                     return delivery
