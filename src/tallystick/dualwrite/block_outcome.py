@@ -17,6 +17,11 @@ class BlockOutcome:
         self._states_at_commit: Mapping[str, PreparedTxnState] = {}
         self._pending_doubt: WriteInDoubt | None = None
 
+    @property
+    def states(self) -> Mapping[str, PreparedTxnState]:
+        """The transactions that the rows of the commit name, by id; empty before it."""
+        return self._states_at_commit
+
     def start_block(self) -> None:
         """Start a block, of which nothing is committed."""
         self.value, self._states_at_commit = Outcome.NOT_COMMITTED, {}

@@ -10,6 +10,7 @@ each.
 from collections.abc import Awaitable, Callable
 from typing import Literal, ParamSpec, TypeVar, get_args
 
+from tallystick.dualwrite import tracing
 from tallystick.kernel.value import Value
 from tallystick.metrics.dual_writes import WriteEvent, WriteObserver, WriteSource
 
@@ -52,13 +53,14 @@ def check_wait(wait: Wait) -> Wait:
 class StepWatch:
     """Numbers the steps of one writer or reader and announces them, if anything watches."""
 
-    def __init__(self, watch: Watch | None = None) -> None:
+    def __init__(self, watch: Watch | None = None, database_system: str = "other_sql") -> None:
         self._observer: WriteObserver | None = None
         self._watch: StepCallback | None = None
         if callable(watch):
             self._watch = watch
         else:
             self._observer = watch
+        self.database_system = database_system
         self._step_count = 0
 
     def announce(self, name: str, subject: str, call: Callable[..., object]) -> Callable[[], None]:
@@ -88,7 +90,12 @@ class StepRunner(StepWatch):
     def run(self, name: str, subject: str, call: Callable[A, T], *args: A.args, **kwargs: A.kwargs) -> T:
         """Run one step and return its result."""
         report_success = self.announce(name, subject, call)
-        result = call(*args, **kwargs)
+        tracer = tracing.tracer
+        if tracer is None:
+            result = call(*args, **kwargs)
+        else:
+            with tracer.trace_step(name, self.database_system):
+                result = call(*args, **kwargs)
         report_success()
         return result
 
@@ -101,7 +108,12 @@ class AsyncStepRunner(StepWatch):
     ) -> T:
         """Run one step, await its result and return it."""
         report_success = self.announce(name, subject, call)
-        result = await call(*args, **kwargs)
+        tracer = tracing.tracer
+        if tracer is None:
+            result = await call(*args, **kwargs)
+        else:
+            with tracer.trace_step(name, self.database_system):
+                result = await call(*args, **kwargs)
         report_success()
         return result
 

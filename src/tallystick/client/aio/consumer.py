@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from tallystick.client import tracing
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.engine import ConsumerEngine
@@ -36,6 +37,7 @@ class Consumer:
         for note in self.config.notes:
             _log.warning("%s", note)
         self._engine = ConsumerEngine(self.config)
+        tracing.CONSUMERS[self] = self.config.client.client_id
 
     # ------------------------------------------------------------------------ subscription
 
@@ -136,7 +138,11 @@ class Consumer:
 
     async def poll(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord]:
         """Return records as soon as there are any; an empty list after `timeout_s`."""
-        return await self._engine.poll(int(timeout_s * 1000), most)
+        poll = self._engine.poll(int(timeout_s * 1000), most)
+        tracer, config = tracing.tracer, self.config
+        if tracer is None:
+            return await poll
+        return await tracer.trace_poll(config.client.client_id, config.group_id, poll)
 
     async def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
         """Poll like `poll`, and return one Arrow batch; it may have no rows."""
@@ -145,7 +151,7 @@ class Consumer:
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
         """Yield records one by one, without end."""
         while True:
-            for record in await self._engine.poll(int(_POLL_INTERVAL_S * 1000)):
+            for record in await self.poll(_POLL_INTERVAL_S):
                 yield record
 
     def wakeup(self) -> None:
@@ -156,7 +162,11 @@ class Consumer:
 
     async def commit(self, offsets: Offsets | None = None, timeout_s: float | None = None) -> None:
         """Commit these offsets for the group; all positions if none are given."""
-        await self._engine.commit(offsets, to_ms(timeout_s))
+        commit = self._engine.commit(offsets, to_ms(timeout_s))
+        tracer, config = tracing.tracer, self.config
+        if tracer is not None:
+            commit = tracer.trace_commit(config.client.client_id, config.group_id, commit)
+        await commit
 
     def commit_soon(self, offsets: Offsets | None = None) -> "asyncio.Task[None]":
         """Start a `commit` without waiting for it."""

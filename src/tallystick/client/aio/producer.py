@@ -13,6 +13,7 @@ from itertools import repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar, cast, runtime_checkable
 
+from tallystick.client import tracing
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, Closed, IllegalState
 from tallystick.client.net.cluster import Cluster
@@ -81,6 +82,7 @@ class Producer:
         self.append, self.extend = self._engine.append, self._engine.extend
         self._started_commit: asyncio.Task[None] | None = None
         self._is_closed = False
+        tracing.PRODUCERS[self] = self.config.client.client_id
 
     # ------------------------------------------------------------------------------ records
 
@@ -96,6 +98,7 @@ class Producer:
         on_delivery: DeliveryCallback | None = None,
     ) -> Delivery:
         """Take one record. Waits only for metadata and memory; the returned Delivery can be awaited."""
+        pairs = tuple(headers)
         take = partial(
             self.append,
             topic,
@@ -103,10 +106,15 @@ class Producer:
             key,
             partition=partition,
             timestamp_ms=timestamp_ms,
-            headers=tuple(headers),
+            headers=pairs,
             on_delivery=on_delivery,
         )
-        return await self._append_when_admitted(topic, take)
+        tracer = tracing.tracer
+        if tracer is None:
+            return await self._append_when_admitted(topic, take)
+        with tracer.trace_send(self.config.client.client_id, topic, pairs, None) as trace:
+            traced_take = partial(take, headers=trace.headers)
+            return trace.follow(await self._append_when_admitted(topic, traced_take))
 
     async def send_batch(
         self,
@@ -119,17 +127,19 @@ class Producer:
         headers: Iterable[tuple[str, bytes | None]] = (),
     ) -> BatchDelivery:
         """Take many records at once."""
-        rows = build_columns(values, keys, timestamp_ms, headers)
-        take = partial(self.extend, topic, rows, partition)
-        return BatchDelivery(topic, await self._append_when_admitted(topic, take))
+        with trace_columns(self.config.client.client_id, topic, values, headers) as trace:
+            rows = build_columns(values, keys, timestamp_ms, trace.headers)
+            take = partial(self.extend, topic, rows, partition)
+            return trace.follow(BatchDelivery(topic, await self._append_when_admitted(topic, take)))
 
     async def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
         """Take the rows of an Arrow batch, each for the topic and partition it names."""
-        deliveries = []
-        for share in split_by_partition(batch, topic, int(time.time() * 1000)):
-            take = partial(self.extend, share.topic, share.rows, share.partition)
-            deliveries.append(build_delivery(share, await self._append_when_admitted(share.topic, take)))
-        return deliveries
+        deliveries: list[BatchDelivery] = []
+        with tracing.trace_send(self.config.client.client_id, topic, None, batch.num_rows) as trace:
+            for share in split_by_partition(batch, topic, int(time.time() * 1000)):
+                take = partial(self.extend, share.topic, share.rows, share.partition)
+                deliveries.append(build_delivery(share, await self._append_when_admitted(share.topic, take)))
+            return trace.follow(deliveries)
 
     async def _append_when_admitted(self, topic: str, take: Callable[[], T]) -> T:
         deadline: Deadline | None = None
@@ -311,6 +321,16 @@ def build_delivery(share: PartitionRows, parts: PlacedOutcomes) -> BatchDelivery
     if not isinstance(places, range):
         parts = [(outcome, [places[row] for row in rows]) for outcome, rows in parts]
     return BatchDelivery(share.topic, parts)
+
+
+def trace_columns(
+    client_id: str, topic: str, values: Column, headers: Iterable[tuple[str, bytes | None]]
+) -> tracing.SendTrace:
+    """Trace a `send_batch`. Arrow arrays without headers are sent without any, at their own speed."""
+    pairs = tuple(headers)
+    if not pairs and is_arrow_array(values):
+        return tracing.trace_send(client_id, topic, None, len(values))
+    return tracing.trace_send(client_id, topic, pairs, len(values))
 
 
 def build_columns(

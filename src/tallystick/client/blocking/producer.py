@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
 
+from tallystick.client import tracing
 from tallystick.client.aio import producer as aio
 from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, Offsets
 from tallystick.client.aio.producer import Column as Column
@@ -63,6 +64,7 @@ class Producer:
         self._append_value = self._async_producer.append_value
         self._append, self._extend = self._async_producer.append, self._async_producer.extend
         settings = self._async_producer.config
+        self._client_id = settings.client.client_id
         self._block_timeout_s = settings.max_block_ms / 1000 + _CALL_GRACE_S
         self._flush_timeout_s = 2 * settings.delivery_timeout_ms / 1000 + _CALL_GRACE_S
         # A flush, and as many requests as a transactional call makes, each within max.block.ms.
@@ -102,13 +104,20 @@ class Producer:
         Source: Kafka KafkaProducer.send; KIP-91, KIP-480, KIP-794.
         """
         # Fast path for most records: every argument passed on costs time.
-        if partition is None and timestamp_ms is None and on_delivery is None and not headers:
+        if (
+            tracing.tracer is None
+            and partition is None
+            and timestamp_ms is None
+            and on_delivery is None
+            and not headers
+        ):
             try:
                 if key is None and (delivery := self._append_value(topic, value)) is not None:
                     return delivery
                 return self._append(topic, value, key)
             except BufferFullOrUnknownTopic:
                 pass
+        pairs = tuple(headers)
         take = partial(
             self._append,
             topic,
@@ -116,10 +125,15 @@ class Producer:
             key,
             partition=partition,
             timestamp_ms=timestamp_ms,
-            headers=tuple(headers),
+            headers=pairs,
             on_delivery=on_delivery,
         )
-        return self._append_when_admitted(topic, take, "send")
+        tracer = tracing.tracer
+        if tracer is None:
+            return self._append_when_admitted(topic, take, "send")
+        with tracer.trace_send(self._client_id, topic, pairs, None) as trace:
+            traced_take = partial(take, headers=trace.headers)
+            return trace.follow(self._append_when_admitted(topic, traced_take, "send"))
 
     def send_batch(
         self,
@@ -144,9 +158,10 @@ class Producer:
         Raises: as `send`; ValueError for columns of different lengths.
         Cost: about 0.1 us a record without keys, 0.4 with.
         """
-        rows = aio.build_columns(values, keys, timestamp_ms, headers)
-        take = partial(self._extend, topic, rows, partition)
-        return BatchDelivery(topic, self._append_when_admitted(topic, take, "send_batch"))
+        with aio.trace_columns(self._client_id, topic, values, headers) as trace:
+            rows = aio.build_columns(values, keys, timestamp_ms, trace.headers)
+            take = partial(self._extend, topic, rows, partition)
+            return trace.follow(BatchDelivery(topic, self._append_when_admitted(topic, take, "send_batch")))
 
     def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
         """Take the rows of an Arrow batch, each for the topic and partition it names.
@@ -159,13 +174,14 @@ class Producer:
         Raises: as `send_batch`. Rows of topics and partitions before a refused one were taken: outside a
             transaction flush to wait for them; inside one, abort.
         """
-        deliveries = []
-        for share in split_by_partition(batch, topic, int(time.time() * 1000)):
-            take = partial(self._extend, share.topic, share.rows, share.partition)
-            deliveries.append(
-                aio.build_delivery(share, self._append_when_admitted(share.topic, take, "send_arrow"))
-            )
-        return deliveries
+        deliveries: list[BatchDelivery] = []
+        with tracing.trace_send(self._client_id, topic, None, batch.num_rows) as trace:
+            for share in split_by_partition(batch, topic, int(time.time() * 1000)):
+                take = partial(self._extend, share.topic, share.rows, share.partition)
+                deliveries.append(
+                    aio.build_delivery(share, self._append_when_admitted(share.topic, take, "send_arrow"))
+                )
+            return trace.follow(deliveries)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Send all records taken so far, and wait until each has its outcome.

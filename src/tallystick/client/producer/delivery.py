@@ -246,6 +246,11 @@ class BatchDelivery:
         self._deliveries = [Delivery(outcome, 0) for outcome, _ in parts]
         self._places = [rows for _, rows in parts]
 
+    @property
+    def parts(self) -> tuple[Delivery, ...]:
+        """One delivery for each batch that the records went into."""
+        return tuple(self._deliveries)
+
     def done(self) -> bool:
         """Tell whether every record has been written or has failed."""
         return all(piece.done() for piece in self._deliveries)

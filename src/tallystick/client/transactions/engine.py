@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from enum import Enum
 from time import perf_counter_ns
 
+from tallystick.client import tracing
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import AbortRequired, IllegalState, TimedOut
 from tallystick.client.net.cluster import Cluster
@@ -129,11 +130,12 @@ class TransactionManager:
     def begin_now(self) -> None:
         """Begin a transaction without waiting. Raises: IllegalState, also if `needs_init`."""
         began = perf_counter_ns()
-        # Open the gate last: an interrupt before it leaves an empty transaction that can be aborted.
-        self.send_context.forget_partitions()
-        self._holder.apply_call(TxnCall.BEGIN)
-        self._earlier = None
-        self._flow.open_gate()
+        with tracing.trace_call("open", self.transactional_id):
+            self.send_context.forget_partitions()
+            self._holder.apply_call(TxnCall.BEGIN)
+            self._earlier = None
+            # Last: an interrupt before it leaves an empty transaction that can be aborted.
+            self._flow.open_gate()
         self.call_times_ns["begin"] += perf_counter_ns() - began
 
     async def _initialize(self, *, keep: bool, former: ProducerIdAndEpoch | None) -> None:
@@ -222,7 +224,8 @@ class TransactionManager:
 
         Raises: InvalidTxnState; DecisionExpired if that transaction was aborted by the cluster; InDoubt.
         """
-        async with self._serialize_call("commit" if token == self.machine.token else "abort"):
+        counted_as = "commit" if token == self.machine.token else "abort"
+        async with self._serialize_call(counted_as, traced_as="complete"):
             decided_state = require_legal(self.machine.complete(token))
             if decided_state is not self.machine:
                 return await self._end_decided(decided_state)
@@ -285,12 +288,13 @@ class TransactionManager:
     # ------------------------------------------------------------------ the rest
 
     @asynccontextmanager
-    async def _serialize_call(self, name: str) -> AsyncIterator[None]:
+    async def _serialize_call(self, name: str, *, traced_as: str = "") -> AsyncIterator[None]:
         """Hold the lane, and count the time it is held for `txn-…-time-ns-total`."""
         async with self._call_lock:
             began = perf_counter_ns()
             try:
-                yield
+                with tracing.trace_call(traced_as or name, self.transactional_id):
+                    yield
             finally:
                 self.call_times_ns[name] += perf_counter_ns() - began
 

@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Generic, TypeVar
 
 from tallystick.client.errors import AbortRequired, NotSupported
+from tallystick.dualwrite import tracing
 from tallystick.dualwrite.aio.unit import UnitTransaction
 from tallystick.dualwrite.aio.writer import DualWriter, Transaction
 from tallystick.dualwrite.batch_rules import (
@@ -84,6 +85,7 @@ class AsyncQueuedUnit(Generic[D]):
         self.runner = runner
         self.retries = retries
         self.wait_visible = wait_visible
+        self.trace = tracing.UNTRACED
         self.context = contextvars.copy_context()
         self.context.run(current_unit.set, self)
         self.is_running = False
@@ -104,6 +106,7 @@ class AsyncQueuedUnit(Generic[D]):
 
     async def run_alone(self, txn: Transaction[D]) -> Any:
         """Run the work as the only one of its transaction."""
+        self.trace.join_current()
         part = UnitTransaction(txn)
         try:
             result = await self.run(part)
@@ -163,9 +166,16 @@ class AsyncBatchRunner(Generic[D]):
     ) -> R:
         """Run a unit in a batch and return its result, once both halves are committed."""
         check_outside_unit(self, "run_batched")
-        unit: AsyncQueuedUnit[D] = AsyncQueuedUnit(
-            work, runner=self, retries=retries, wait_visible=wait_visible
-        )
+        with tracing.trace_unit() as trace:
+            unit: AsyncQueuedUnit[D] = AsyncQueuedUnit(
+                work, runner=self, retries=retries, wait_visible=wait_visible
+            )
+            unit.trace = trace
+            result: R = await self._run_queued(unit)
+            return result
+
+    async def _run_queued(self, unit: AsyncQueuedUnit[D]) -> Any:
+        """Add a unit, and wait for its outcome."""
         async with self._changed:
             if self._is_closed:
                 raise NotRecovered("the pool is closed")
@@ -173,8 +183,7 @@ class AsyncBatchRunner(Generic[D]):
             self._scheduler.add(unit)
             self._changed.notify()
         try:
-            result: R = await wait_for_future_async(unit.future)
-            return result
+            return await wait_for_future_async(unit.future)
         except BaseException as exc:
             if not unit.future.done():
                 await self._give_up(unit, exc)
@@ -312,10 +321,11 @@ class AsyncBatchRunner(Generic[D]):
             batch = self._scheduler.open()
         if batch is None:
             return
-        if batch.is_alone:
-            await self._run_alone(writer, batch)
-        else:
-            await self._run_batch(writer, batch)
+        with tracing.leave_caller():
+            if batch.is_alone:
+                await self._run_alone(writer, batch)
+            else:
+                await self._run_batch(writer, batch)
         async with self._changed:
             self._changed.notify()
 
@@ -383,6 +393,7 @@ class AsyncBatchRunner(Generic[D]):
         """
         database: Any = txn.database
         await txn.run_step("begin unit", database.begin_unit, batch.has_savepoints)
+        unit.trace.join_current()
         part = UnitTransaction(txn)
         sent_count = 0
         try:

@@ -19,6 +19,7 @@ from tallystick.client.aio.consumer import Consumer
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.errors import PositionUnknown
 from tallystick.client.consumer.rebalance import RebalanceListener
+from tallystick.dualwrite import tracing
 from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
 from tallystick.dualwrite.offsets import PolledBatch, first_offsets
 from tallystick.dualwrite.recipes import AsyncStepRunner, Watch
@@ -221,16 +222,17 @@ class AsyncConsumerLoop(Generic[X]):
         """
         recipe = self._recipe
         polled = await recipe.poll(timeout_s, most)
-        database = await recipe.begin(polled)
-        batch = AsyncConsumedBatch(database, polled.records)
-        try:
-            yield batch
-        except BaseException:
+        with tracing.trace_consumed(recipe.group, polled.records):
+            database = await recipe.begin(polled)
+            batch = AsyncConsumedBatch(database, polled.records)
+            try:
+                yield batch
+            except BaseException:
+                batch.mark_ended()
+                await recipe.rollback(database, polled)
+                raise
             batch.mark_ended()
-            await recipe.rollback(database, polled)
-            raise
-        batch.mark_ended()
-        await recipe.commit(database, polled)
+            await recipe.commit(database, polled)
 
 
 def consume_into(
@@ -266,7 +268,8 @@ def consume_into(
             if earlier records are gone, at the log end if the log is shorter than the offset.
     Source: KIP-939 "Motivation", "recipe for atomic consumption from Kafka to a database".
     """
-    recipe = AsyncConsumeRecipe(store, consumer, AsyncStepRunner(watch), group, on_data_loss)
+    steps = AsyncStepRunner(watch, tracing.get_database_system(store))
+    recipe = AsyncConsumeRecipe(store, consumer, steps, group, on_data_loss)
     if partitions:
         consumer.assign(partitions)
     else:

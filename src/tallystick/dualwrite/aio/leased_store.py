@@ -5,6 +5,7 @@ from typing import Generic, TypeVar
 
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.stores.base import AsyncLeaseStore, AsyncStoreTransaction
+from tallystick.dualwrite.tracing import get_database_system
 
 D = TypeVar("D", bound=AsyncStoreTransaction)
 
@@ -20,6 +21,7 @@ class AsyncLeasedStore(Generic[D]):
         """
         self._store = store
         self._holder = holder
+        self.database_system = get_database_system(store)
 
     async def create(self) -> None:
         await self._store.create()

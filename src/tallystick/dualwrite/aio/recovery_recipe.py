@@ -13,6 +13,7 @@ from typing import Final, Generic, TypeVar
 from tallystick.client.aio.producer import Producer
 from tallystick.client.errors import ClientError, DecisionExpired
 from tallystick.client.transactions.modes import Mode, TxnDescription
+from tallystick.dualwrite import tracing
 from tallystick.dualwrite.aio.cluster_views import AsyncClusterViews
 from tallystick.dualwrite.aio.store_client import AsyncStoreClient
 from tallystick.dualwrite.block_outcome import BlockOutcome
@@ -31,6 +32,7 @@ from tallystick.dualwrite.rules.recovery import (
     compare_halves,
 )
 from tallystick.dualwrite.stores.base import AsyncStoreTransaction
+from tallystick.dualwrite.transaction_headers import find_open_headers_async
 from tallystick.kernel.check import require
 from tallystick.kernel.errors import InDoubt
 
@@ -99,7 +101,7 @@ class AsyncRecovery(Generic[D]):
         differ: list[Torn | DatabaseBehind] = []
         for branch, half, finding in halves:
             try:
-                ids.append(await self._finish_branch(branch, half, finding, accept_torn=accept_torn))
+                ids.append(await self._finish_traced(branch, half, finding, accept_torn=accept_torn))
             except (Torn, DatabaseBehind) as exc:  # finish the other clusters first
                 differ.append(exc)
         if differ:
@@ -117,6 +119,17 @@ class AsyncRecovery(Generic[D]):
             action = f"would {conclusions.ACTION_PLANNED[verdict]}"
             ids.append(conclusions.report_line(row, half, finding, verdict, action))
         return Report(tuple(ids))
+
+    async def _finish_traced(
+        self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_torn: bool
+    ) -> RecoveredId:
+        with tracing.trace_finish(branch.id) as trace:
+            if tracing.tracer is not None and half.open_transaction is not None:
+                # While it is open: once ended, it cannot be found any more by its id.
+                trace.link_headers(await find_open_headers_async(branch.admin_config, branch.id))
+            line = await self._finish_branch(branch, half, finding, accept_torn=accept_torn)
+            trace.set_finding(finding.name, line.action)
+            return line
 
     async def _finish_branch(
         self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_torn: bool

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
+from tallystick.client import tracing
 from tallystick.client.aio.producer import Column
 from tallystick.dualwrite.aio.writer import Transaction
 from tallystick.dualwrite.stores.base import AsyncStoreTransaction
@@ -49,7 +50,7 @@ class UnitTransaction(DatabaseHalf[D]):
             key,
             partition=partition,
             timestamp_ms=timestamp_ms,
-            headers=tuple(headers),
+            headers=tracing.carry_caller(topic, headers),
             cluster=cluster,
         )
 

@@ -11,6 +11,7 @@ from tallystick.client.aio.consumer import Consumer
 from tallystick.client.aio.producer import Column, Producer
 from tallystick.client.producer.delivery import BatchDelivery, Delivery
 from tallystick.client.transactions.modes import Mode
+from tallystick.dualwrite import tracing
 from tallystick.dualwrite.aio.attempts import AsyncAttempts, decorate_work
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession, AsyncSessionFactories
 from tallystick.dualwrite.errors import Torn, WriteInDoubt
@@ -208,7 +209,7 @@ class DualWriter(Generic[D]):
             raise ValueError("either producer_config or clusters")
         configs = clusters if producer_config is None else {DEFAULT_CLUSTER: producer_config}
         self._store = store
-        self._steps = AsyncStepRunner(watch)
+        self._steps = AsyncStepRunner(watch, tracing.get_database_system(store))
         self._session = AsyncDualWriteSession(
             store, configs or {}, _FACTORIES, self._steps, alone=not pooled, wait=wait
         )
@@ -227,7 +228,8 @@ class DualWriter(Generic[D]):
         Raises: LogBehind or ForeignCluster; nothing was changed in Kafka. Torn, DatabaseBehind, UnsafeStore.
             Errors of the database and the client; call it again after those.
         """
-        with LeaveOnExit(self._session) as block, block:
+        trace = tracing.trace_recovery(self._session.life.ids_text)
+        with trace, LeaveOnExit(self._session) as block, block:
             return await self._session.recover(accept_torn=accept_torn, block=block)
 
     async def look(self) -> Report:
@@ -251,15 +253,19 @@ class DualWriter(Generic[D]):
             Fenced when another writer has claimed the id. DatabaseBehind, NotRecovered, Torn, NotVisible.
         """
         session = self._session
-        with LeaveOnExit(session) as block, block:
+        trace = tracing.trace_write(session.life.ids_text, session.outcome)
+        with trace, LeaveOnExit(session) as block, block:
             database = await session.begin(block)
+            trace.mark_begun()
             producers = {name: branch.producer for name, branch in session.branches.items()}
             txn = Transaction(database, producers, self._steps, session.outcome.offsets)
             try:
                 yield txn
+                trace.rejoin()
                 txn.check_process()
                 await flush_rows_async(database)
             except BaseException as exc:
+                trace.rejoin()
                 txn.mark_ended()
                 await session.rollback(database, exc)
                 raise

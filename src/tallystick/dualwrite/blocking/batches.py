@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar
 
 from tallystick.client.errors import AbortRequired, NotSupported
+from tallystick.dualwrite import tracing
 from tallystick.dualwrite.batch_rules import (
     BatchRolledBack,
     UnitStopped,
@@ -86,6 +87,7 @@ class QueuedUnit(Generic[D]):
         self.runner = runner
         self.retries = retries
         self.wait_visible = wait_visible
+        self.trace = tracing.UNTRACED
         self.context = contextvars.copy_context()
         self.context.run(current_unit.set, self)
         self.is_running = False
@@ -106,6 +108,7 @@ class QueuedUnit(Generic[D]):
 
     def run_alone(self, txn: Transaction[D]) -> Any:
         """Run the work as the only one of its transaction."""
+        self.trace.join_current()
         part = UnitTransaction(txn)
         try:
             result = self.run(part)
@@ -165,7 +168,14 @@ class BatchRunner(Generic[D]):
     ) -> R:
         """Run a unit in a batch and return its result, once both halves are committed."""
         check_outside_unit(self, "run_batched")
-        unit: QueuedUnit[D] = QueuedUnit(work, runner=self, retries=retries, wait_visible=wait_visible)
+        with tracing.trace_unit() as trace:
+            unit: QueuedUnit[D] = QueuedUnit(work, runner=self, retries=retries, wait_visible=wait_visible)
+            unit.trace = trace
+            result: R = self._run_queued(unit)
+            return result
+
+    def _run_queued(self, unit: QueuedUnit[D]) -> Any:
+        """Add a unit, and wait for its outcome."""
         with self._changed:
             if self._is_closed:
                 raise NotRecovered("the pool is closed")
@@ -173,8 +183,7 @@ class BatchRunner(Generic[D]):
             self._scheduler.add(unit)
             self._changed.notify()
         try:
-            result: R = wait_for_future(unit.future)
-            return result
+            return wait_for_future(unit.future)
         except BaseException as exc:
             if not unit.future.done():
                 self._give_up(unit, exc)
@@ -310,10 +319,11 @@ class BatchRunner(Generic[D]):
             batch = self._scheduler.open()
         if batch is None:
             return
-        if batch.is_alone:
-            self._run_alone(writer, batch)
-        else:
-            self._run_batch(writer, batch)
+        with tracing.leave_caller():
+            if batch.is_alone:
+                self._run_alone(writer, batch)
+            else:
+                self._run_batch(writer, batch)
         with self._changed:
             self._changed.notify()
 
@@ -377,6 +387,7 @@ class BatchRunner(Generic[D]):
         """
         database: Any = txn.database
         txn.run_step("begin unit", database.begin_unit, batch.has_savepoints)
+        unit.trace.join_current()
         part = UnitTransaction(txn)
         sent_count = 0
         try:

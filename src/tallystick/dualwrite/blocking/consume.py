@@ -20,6 +20,7 @@ from typing import Generic, Literal, TypeVar
 from tallystick.client.blocking.consumer import Consumer, RebalanceListener
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.errors import PositionUnknown
+from tallystick.dualwrite import tracing
 from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
 from tallystick.dualwrite.offsets import PolledBatch, first_offsets
 from tallystick.dualwrite.recipes import StepRunner, Watch
@@ -216,16 +217,17 @@ class ConsumerLoop(Generic[X]):
         """
         recipe = self._recipe
         polled = recipe.poll(timeout_s, most)
-        database = recipe.begin(polled)
-        batch = ConsumedBatch(database, polled.records)
-        try:
-            yield batch
-        except BaseException:
+        with tracing.trace_consumed(recipe.group, polled.records):
+            database = recipe.begin(polled)
+            batch = ConsumedBatch(database, polled.records)
+            try:
+                yield batch
+            except BaseException:
+                batch.mark_ended()
+                recipe.rollback(database, polled)
+                raise
             batch.mark_ended()
-            recipe.rollback(database, polled)
-            raise
-        batch.mark_ended()
-        recipe.commit(database, polled)
+            recipe.commit(database, polled)
 
 
 def consume_into(
@@ -261,7 +263,8 @@ def consume_into(
             if earlier records are gone, at the log end if the log is shorter than the offset.
     Source: KIP-939 "Motivation", "recipe for atomic consumption from Kafka to a database".
     """
-    recipe = ConsumeRecipe(store, consumer, StepRunner(watch), group, on_data_loss)
+    steps = StepRunner(watch, tracing.get_database_system(store))
+    recipe = ConsumeRecipe(store, consumer, steps, group, on_data_loss)
     if partitions:
         consumer.assign(partitions)
     else:

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.stores.base import LeaseStore, StoreTransaction
+from tallystick.dualwrite.tracing import get_database_system
 
 D = TypeVar("D", bound=StoreTransaction)
 
@@ -22,6 +23,7 @@ class LeasedStore(Generic[D]):
         """
         self._store = store
         self._holder = holder
+        self.database_system = get_database_system(store)
 
     def create(self) -> None:
         self._store.create()

@@ -15,6 +15,7 @@ from typing import Final, Generic, TypeVar
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.errors import ClientError, DecisionExpired
 from tallystick.client.transactions.modes import Mode, TxnDescription
+from tallystick.dualwrite import tracing
 from tallystick.dualwrite.block_outcome import BlockOutcome
 from tallystick.dualwrite.blocking.cluster_views import ClusterViews
 from tallystick.dualwrite.blocking.store_client import StoreClient
@@ -33,6 +34,7 @@ from tallystick.dualwrite.rules.recovery import (
     compare_halves,
 )
 from tallystick.dualwrite.stores.base import StoreTransaction
+from tallystick.dualwrite.transaction_headers import find_open_headers
 from tallystick.kernel.check import require
 from tallystick.kernel.errors import InDoubt
 
@@ -99,7 +101,7 @@ class Recovery(Generic[D]):
         differ: list[Torn | DatabaseBehind] = []
         for branch, half, finding in halves:
             try:
-                ids.append(self._finish_branch(branch, half, finding, accept_torn=accept_torn))
+                ids.append(self._finish_traced(branch, half, finding, accept_torn=accept_torn))
             except (Torn, DatabaseBehind) as exc:  # finish the other clusters first
                 differ.append(exc)
         if differ:
@@ -117,6 +119,17 @@ class Recovery(Generic[D]):
             action = f"would {conclusions.ACTION_PLANNED[verdict]}"
             ids.append(conclusions.report_line(row, half, finding, verdict, action))
         return Report(tuple(ids))
+
+    def _finish_traced(
+        self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_torn: bool
+    ) -> RecoveredId:
+        with tracing.trace_finish(branch.id) as trace:
+            if tracing.tracer is not None and half.open_transaction is not None:
+                # While it is open: once ended, it cannot be found any more by its id.
+                trace.link_headers(find_open_headers(branch.admin_config, branch.id))
+            line = self._finish_branch(branch, half, finding, accept_torn=accept_torn)
+            trace.set_finding(finding.name, line.action)
+            return line
 
     def _finish_branch(
         self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_torn: bool

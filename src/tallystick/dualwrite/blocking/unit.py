@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
+from tallystick.client import tracing
 from tallystick.client.blocking.producer import Column
 from tallystick.dualwrite.blocking.writer import Transaction
 from tallystick.dualwrite.stores.base import StoreTransaction
@@ -51,7 +52,7 @@ class UnitTransaction(DatabaseHalf[D]):
             key,
             partition=partition,
             timestamp_ms=timestamp_ms,
-            headers=tuple(headers),
+            headers=tracing.carry_caller(topic, headers),
             cluster=cluster,
         )
 

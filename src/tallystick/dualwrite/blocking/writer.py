@@ -13,6 +13,7 @@ from tallystick.client.blocking.consumer import Consumer
 from tallystick.client.blocking.producer import Column, Producer
 from tallystick.client.producer.delivery import BatchDelivery, Delivery
 from tallystick.client.transactions.modes import Mode
+from tallystick.dualwrite import tracing
 from tallystick.dualwrite.blocking.attempts import Attempts, decorate_work
 from tallystick.dualwrite.blocking.session import DualWriteSession, SessionFactories
 from tallystick.dualwrite.errors import Torn, WriteInDoubt
@@ -208,7 +209,7 @@ class DualWriter(Generic[D]):
             raise ValueError("either producer_config or clusters")
         configs = clusters if producer_config is None else {DEFAULT_CLUSTER: producer_config}
         self._store = store
-        self._steps = StepRunner(watch)
+        self._steps = StepRunner(watch, tracing.get_database_system(store))
         self._session = DualWriteSession(
             store, configs or {}, _FACTORIES, self._steps, alone=not pooled, wait=wait
         )
@@ -227,7 +228,8 @@ class DualWriter(Generic[D]):
         Raises: LogBehind or ForeignCluster; nothing was changed in Kafka. Torn, DatabaseBehind, UnsafeStore.
             Errors of the database and the client; call it again after those.
         """
-        with LeaveOnExit(self._session) as block, block:
+        trace = tracing.trace_recovery(self._session.life.ids_text)
+        with trace, LeaveOnExit(self._session) as block, block:
             return self._session.recover(accept_torn=accept_torn, block=block)
 
     def look(self) -> Report:
@@ -251,15 +253,19 @@ class DualWriter(Generic[D]):
             Fenced when another writer has claimed the id. DatabaseBehind, NotRecovered, Torn, NotVisible.
         """
         session = self._session
-        with LeaveOnExit(session) as block, block:
+        trace = tracing.trace_write(session.life.ids_text, session.outcome)
+        with trace, LeaveOnExit(session) as block, block:
             database = session.begin(block)
+            trace.mark_begun()
             producers = {name: branch.producer for name, branch in session.branches.items()}
             txn = Transaction(database, producers, self._steps, session.outcome.offsets)
             try:
                 yield txn
+                trace.rejoin()
                 txn.check_process()
                 flush_rows(database)
             except BaseException as exc:
+                trace.rejoin()
                 txn.mark_ended()
                 session.rollback(database, exc)
                 raise

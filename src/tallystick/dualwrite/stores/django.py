@@ -322,6 +322,7 @@ class DjangoStore:
         vendor = connections[using].vendor
         if vendor not in _COLLATION:
             raise BadStore(f"{using!r} is {vendor}; DjangoStore knows {' and '.join(_COLLATION)}")
+        self.database_system = vendor
 
     def create(self) -> None:
         """Create the tables if missing, for example from a migration's RunPython. Raises: BadStore."""

@@ -84,6 +84,8 @@ class RocksTransaction:
 class RocksStore:
     """A store in an open RocksDB database. The caller closes the database, after this store."""
 
+    database_system: Final = "rocksdb"
+
     def __init__(self, database: Rdict) -> None:
         """Use `database`, opened read-write with all its column families, as rocksdict does by default."""
         self.database = database

@@ -353,6 +353,11 @@ class SqlStore:
         self._engine = derive_guarded_engine(engine)
         self._session_factory = session_factory
 
+    @property
+    def database_system(self) -> str:
+        """Name of the database, as OpenTelemetry writes it: postgresql, mariadb, mysql or sqlite."""
+        return self._engine.dialect.name
+
     def create(self) -> None:
         """Create the tables if missing. Raises: BadStore for tables of another version."""
         with self._engine.begin() as connection:

@@ -101,6 +101,8 @@ class ZooKeeperTransaction:
 class ZooKeeperStore:
     """A store under one path of a connected client. The client stays open."""
 
+    database_system: Final = "zookeeper"
+
     def __init__(
         self, client: KazooClient, path: str = f"/{TABLE}", *, commit_timeout_s: float = COMMIT_SECONDS_MAX
     ) -> None:

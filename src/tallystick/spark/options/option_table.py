@@ -279,6 +279,13 @@ OPTIONS: Final = (
         sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
         doc="Where decisions are kept: one compacted topic for all queries of a cluster, created if missing.",
     ),
+    Option(
+        name="tracing.setup",
+        values="`package.module:function`",
+        sides=_SINK,
+        doc="A function that each Python process calls before it first writes, to switch OpenTelemetry on "
+        "there; see [tracing](how-to/tracing.md#spark).",
+    ),
     _build_refused_option(
         "asyncProgressTrackingEnabled",
         "batches are decided one at a time, and Spark's log must contain each before the next begins",

@@ -48,6 +48,7 @@ class SinkOptions(Value, kw_only=True):
     write_id           the name of a batch write: a repetition of it writes nothing
     decisions_topic    the decision topic
     checkpoint         the location of the query's checkpoint, if the options have it
+    tracing_setup      the function that switches tracing on in Spark's Python processes
     """
 
     prefix: str
@@ -59,6 +60,7 @@ class SinkOptions(Value, kw_only=True):
     write_id: str | None = None
     decisions_topic: str = DECISIONS_TOPIC
     checkpoint: str | None = None
+    tracing_setup: str | None = None
 
     def list_producer_settings(self, transactional_id: str) -> dict[str, str]:
         """Return the settings of one attempt's producer, or of the recovery of its transaction."""
@@ -115,7 +117,9 @@ def parse_sink_options(raw_options: Mapping[str, str], query: QueryType) -> Sink
         write_id=texts.get("write.id") or None,
         decisions_topic=texts.get("decisions.topic") or DECISIONS_TOPIC,
         checkpoint=checkpoint,
+        tracing_setup=texts.get("tracing.setup") or None,
     )
+    problems += _find_setup_problems(options.tracing_setup)
     problems += _find_client_problems(options)
     if problems:
         raise BadConfig("\n".join(problems))
@@ -130,6 +134,13 @@ def _parse_choice(texts: Mapping[str, str], name: str, default: E, problems: lis
         choices = ", ".join(each.value for each in type(default))
         problems.append(f"{name}: {text!r} is not one of {choices}")
         return default
+
+
+def _find_setup_problems(setup: str | None) -> Iterator[str]:
+    """Yield what is wrong with the text. Whether it can be imported shows in the tasks' processes alone."""
+    module, colon, name = (setup or "a:b").partition(":")
+    if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        yield f"tracing.setup: {setup!r} is not of the form package.module:function"
 
 
 def _find_client_problems(options: SinkOptions) -> Iterator[str]:

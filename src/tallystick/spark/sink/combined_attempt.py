@@ -16,6 +16,7 @@ from tallystick.client.blocking.producer import Producer
 from tallystick.kernel.check import require
 from tallystick.kernel.value import Value
 from tallystick.spark import sink as spark_sink
+from tallystick.spark import tracing
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
 from tallystick.spark.protocol.committable import (
@@ -51,6 +52,7 @@ class CombinedTask(Value, kw_only=True):
     sinks: tuple[Sink, ...]
     database: "DecisionDatabase | None"
     open_context: OpenContext = get_sink_context
+    trace_carrier: tracing.Carrier = tracing.NO_CARRIER
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row: the vote and the name of the attempt.
@@ -58,7 +60,13 @@ class CombinedTask(Value, kw_only=True):
         Args:
             batches: one column of structs for each sink, as `project_sinks` makes them.
         """
-        vote, attempt = self.run(batches)
+        tracing.set_up(self.options.tracing_setup)
+        with (
+            tracing.resume(self.trace_carrier),
+            tracing.trace_part("spark task", self.options.prefix, self.job) as trace,
+        ):
+            vote, attempt = self.run(batches)
+            trace.describe_votes([vote])
         yield pa.record_batch([pa.array([encode_vote(vote)]), pa.array([attempt])], names=["vote", "attempt"])
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> tuple[Vote, str]:

@@ -16,6 +16,7 @@ from tallystick.client.config import ProducerConfig
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.ids import ProducerIdAndEpoch
+from tallystick.spark import tracing
 from tallystick.spark.checkpoint import read_decision_location, write_decision_location
 from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.decisions.topic import DecisionTopic
@@ -105,7 +106,8 @@ class SinkContext:
         adopting = options.on_new_prefix is NewPrefix.ADOPT
         if query_id is not None:
             self.run(self._check_may_begin(query_id, resuming, note), "look")
-        lease = self.run(self.coordinator.begin(write_id, resuming, adopting=adopting), "begin")
+        with tracing.trace_part("begin batch", options.prefix):
+            lease = self.run(self.coordinator.begin(write_id, resuming, adopting=adopting), "begin")
         if query_id is not None and (note is None or adopting):
             # [SPK-29]: the note is written before anything is decided in that place.
             place = self.run(self.decisions.find_location(), "look")
@@ -138,7 +140,10 @@ class SinkContext:
             raise summary
 
     def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
-        decision = self.run(self.coordinator.commit(votes, offsets), "commit")
+        votes = list(votes)
+        with tracing.trace_part("commit batch", self.options.prefix) as trace:
+            trace.describe_votes(votes)
+            decision = self.run(self.coordinator.commit(votes, offsets), "commit")
         if decision is not None and decision.mode not in ("", self._logged_mode):
             self._logged_mode = decision.mode
             why = Mode(decision.mode).not_promised
@@ -157,7 +162,8 @@ class SinkContext:
         Failures are logged and not raised, so as not to hide the error that led to this call.
         """
         try:
-            self.run(self.coordinator.abort(votes), "abort")
+            with tracing.trace_part("abort batch", self.options.prefix):
+                self.run(self.coordinator.abort(votes), "abort")
         except Exception as exc:  # of a database's driver, too
             _log.warning("%s: the batch could not be aborted: %s", self.options.prefix, exc)
             return False

@@ -20,6 +20,7 @@ import pyspark
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value, replace
 from tallystick.spark import sink as spark_sink
+from tallystick.spark import tracing
 from tallystick.spark.checkpoint import read_end_offsets, read_query_start
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
@@ -69,6 +70,18 @@ class ForeachBatch(Value, kw_only=True):
         rows = project_sinks(frame, sinks)
         context = self._open_context(where, sinks)
         job = MicroBatch(foreach_topic.find_query_id(frame, self.query_id), batch_id)
+        tracing.set_up(self.options.tracing_setup)
+        with tracing.trace_part("spark batch", self.options.prefix, job) as trace:
+            trace.describe_votes(self._run_batch(context, job, sinks, where, rows))
+
+    def _run_batch(
+        self,
+        context: SinkContext,
+        job: MicroBatch,
+        sinks: tuple[Sink, ...],
+        where: "DecisionDatabase | None",
+        rows: "DataFrame",
+    ) -> list[Vote]:
         lease = context.begin(query_id=job.query_id, resuming=read_query_start(self.options, job.query_id))
         work = CombinedTask(
             options=self.options,
@@ -77,6 +90,7 @@ class ForeachBatch(Value, kw_only=True):
             sinks=sinks,
             database=where,
             open_context=self.open_context,
+            trace_carrier=tracing.carry(),
         )
         keep_in_memory(self.options, lease)
         votes: list[Vote] = []
@@ -91,12 +105,13 @@ class ForeachBatch(Value, kw_only=True):
                 cast("DatabaseSinkContext", context).decision_log.set_staged_moves(
                     lease.nonce, _collect_staged_moves(sinks, staged_votes)
                 )
-            context.commit(votes, read_end_offsets(self.options.checkpoint, batch_id))
+            context.commit(votes, read_end_offsets(self.options.checkpoint, job.batch_id))
             remove_lease(self.options)
         except BaseException:
             if context.try_abort(votes or [build_empty_vote(lease)]):
                 remove_lease(self.options)
             raise
+        return votes
 
     def _open_context(self, where: "DecisionDatabase | None", sinks: tuple[Sink, ...]) -> SinkContext:
         if where is None:

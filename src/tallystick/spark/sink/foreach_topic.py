@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyspark
 
 from tallystick.kernel.settings import BadConfig
+from tallystick.spark import tracing
 from tallystick.spark.checkpoint import read_end_offsets, read_query_start
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions
@@ -64,19 +65,24 @@ def foreach_batch(
         sink_options = parse_checked_options(options, rows.schema, QueryType.STREAM)
         context = connect(sink_options)
         job = MicroBatch(find_query_id(frame, query_id), batch_id)
-        lease = context.begin(query_id=job.query_id, resuming=read_query_start(sink_options, job.query_id))
-        task = _create_task(sink_options, lease, job, connect)
-        votes: list[Vote | None] = []
-        try:
-            vote_rows = rows.mapInArrow(task, _VOTE_SCHEMA).collect()
-            # A batch without partitions has no task, so the driver votes for it.
-            votes = [decode_vote(bytes(row.vote)) for row in vote_rows] or [
-                run_attempt(context, lease, job, ())
-            ]
-            context.commit(votes, read_end_offsets(sink_options.checkpoint, batch_id))
-        except BaseException:
-            context.try_abort(votes or [build_empty_vote(lease)])
-            raise
+        tracing.set_up(sink_options.tracing_setup)
+        with tracing.trace_part("spark batch", sink_options.prefix, job) as trace:
+            lease = context.begin(
+                query_id=job.query_id, resuming=read_query_start(sink_options, job.query_id)
+            )
+            task = _create_task(sink_options, lease, job, connect)
+            votes: list[Vote | None] = []
+            try:
+                vote_rows = rows.mapInArrow(task, _VOTE_SCHEMA).collect()
+                # A batch without partitions has no task, so the driver votes for it.
+                votes = [decode_vote(bytes(row.vote)) for row in vote_rows] or [
+                    run_attempt(context, lease, job, ())
+                ]
+                trace.describe_votes(votes)
+                context.commit(votes, read_end_offsets(sink_options.checkpoint, batch_id))
+            except BaseException:
+                context.try_abort(votes or [build_empty_vote(lease)])
+                raise
 
     return write
 
@@ -84,8 +90,13 @@ def foreach_batch(
 def _create_task(
     options: SinkOptions, lease: BatchLease, job: MicroBatch, connect: OpenContext
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    carrier = tracing.carry()
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        vote = run_attempt(connect(options), lease, job, batches)
+        tracing.set_up(options.tracing_setup)
+        with tracing.resume(carrier), tracing.trace_part("spark task", options.prefix, job) as trace:
+            vote = run_attempt(connect(options), lease, job, batches)
+            trace.describe_votes([vote])
         yield pa.record_batch([pa.array([encode_vote(vote)])], names=["vote"])
 
     return run

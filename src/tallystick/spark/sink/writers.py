@@ -9,6 +9,7 @@ Source: PySpark 4.3 worker/write_into_data_source.py and worker/python_streaming
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from pyspark.sql.types import (
 from tallystick.kernel.check import require
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
+from tallystick.spark import tracing
 from tallystick.spark.checkpoint import read_end_offsets, read_query_id, read_query_start
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions
@@ -52,8 +54,8 @@ _BATCH_ID_PROPERTY: Final = "streaming.sql.batchId"
 class VoteMessage(WriterCommitMessage):
     """An encoded vote as a commit message of Spark."""
 
-    def __init__(self, vote: bytes) -> None:
-        self.vote = vote
+    def __init__(self, vote: bytes, trace_carrier: tracing.Carrier = tracing.NO_CARRIER) -> None:
+        self.vote, self.trace_carrier = vote, trace_carrier
 
 
 def create_stream_writer(
@@ -85,6 +87,7 @@ class _LeasedWriter:
         self.options = options
         self._open_context = connect
         self._lease: bytes | None = None
+        self._trace_carrier = tracing.NO_CARRIER
         self._write_id: str | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -98,11 +101,15 @@ class _LeasedWriter:
         return self.__dict__
 
     def _begin_batch(self) -> BatchLease:
-        lease = self._context.begin(
-            write_id=self._write_id,
-            query_id=read_query_id(self.options.checkpoint),
-            resuming=read_query_start(self.options),
-        )
+        tracing.set_up(self.options.tracing_setup)
+        # It ends before the tasks begin: no process of Spark's lives from the begin of a batch to its end.
+        with tracing.trace_part("spark batch", self.options.prefix):
+            self._trace_carrier = tracing.carry()
+            lease = self._context.begin(
+                write_id=self._write_id,
+                query_id=read_query_id(self.options.checkpoint),
+                resuming=read_query_start(self.options),
+            )
         save_lease(self.options, lease)
         return lease
 
@@ -114,21 +121,37 @@ class _LeasedWriter:
 
     def _run_attempt(self, job: Job, batches: Iterator[pa.RecordBatch]) -> VoteMessage:
         lease = decode_lease(require(self._lease, "a task has the writer that was pickled"))
-        return VoteMessage(encode_vote(run_attempt(self._context, lease, job, batches)))
+        tracing.set_up(self.options.tracing_setup)
+        with (
+            tracing.resume(self._trace_carrier),
+            tracing.trace_part("spark task", self.options.prefix, job) as trace,
+        ):
+            vote = run_attempt(self._context, lease, job, batches)
+            trace.describe_votes([vote])
+        return VoteMessage(encode_vote(vote), self._trace_carrier)
 
-    def _commit(self, messages: Iterable[WriterCommitMessage | None], offsets: str | None = None) -> None:
-        decision = self._context.commit(_decode_votes(messages), offsets)
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], offsets: str | None = None) -> None:
+        with self._resume_trace(messages):
+            decision = self._context.commit(_decode_votes(messages), offsets)
         remove_lease(self.options)
         _log.info("%s: %s", self.options.prefix, "skipped: decided before" if decision is None else decision)
 
-    def _abort(self, messages: Iterable[WriterCommitMessage | None]) -> None:
+    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         lease = find_lease(self.options)
         # Spark aborts a stopped batch while its tasks still run: none of them has voted (ADR 0036).
         votes = _decode_votes(messages)
         if lease is not None and not any(votes):
             votes = [build_empty_vote(lease)]
-        if self._context.try_abort(votes):
+        with self._resume_trace(messages):
+            is_aborted = self._context.try_abort(votes)
+        if is_aborted:
             remove_lease(self.options)
+
+    def _resume_trace(self, messages: Iterable[WriterCommitMessage | None]) -> AbstractContextManager[object]:
+        """Continue the batch's trace, which the tasks' messages name."""
+        tracing.set_up(self.options.tracing_setup)
+        carriers = [getattr(message, "trace_carrier", tracing.NO_CARRIER) for message in messages]
+        return tracing.resume(next(filter(None, carriers), tracing.NO_CARRIER))
 
 
 class StreamWriter(_LeasedWriter, DataSourceStreamArrowWriter):

@@ -1,4 +1,4 @@
-"""Measure the console's collector: `python -m tools.bench.collector [--transactions N] [--groups N]`.
+"""Measure the console's collector: `python -m tools.bench.console.collector [--transactions N] [--groups N]`.
 
 First each reading by itself, beside many open transactions, groups and rows of a store; then the whole
 collector for a while, beside producers that commit. Processor time is this process's: the broker is another.

@@ -1,0 +1,114 @@
+"""What a tracer is told of the clients' work, and the clients whose metrics it may read.
+
+Nothing here knows OpenTelemetry: `tallystick.otel` sets `tracer` when it is switched on. Until then a client
+compares one name with None in each call, and that is all. A tracer's methods never raise: a failure to report
+must not become a failure of what is reported [OTEL-1].
+"""
+
+from collections.abc import Coroutine, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+from tallystick.client.producer.delivery import BatchDelivery, Delivery
+
+R = TypeVar("R")
+S = TypeVar("S", Delivery, BatchDelivery, list[BatchDelivery])
+
+HeaderPairs = Iterable[tuple[str, bytes | None]]
+
+
+class SendTrace(Protocol):
+    """One call of `send`, `send_batch` or `send_arrow`, as a context manager around it.
+
+    headers  the caller's, and those that carry the trace to the readers of the records
+    """
+
+    headers: tuple[tuple[str, bytes | None], ...]
+
+    def __enter__(self) -> "SendTrace": ...
+    def __exit__(self, *exc_info: object) -> None: ...
+
+    def follow(self, delivery: S) -> S:
+        """End with this delivery, and not with the call; return it."""
+
+
+class ClientTracer(Protocol):
+    """A tracer of producers and consumers."""
+
+    def trace_send(
+        self, client_id: str, topic: str | None, headers: HeaderPairs | None, count: int | None
+    ) -> SendTrace:
+        """Return the trace of a call that sends; see `trace_send` below. For one record `count` is None."""
+
+    def carry_caller(self, topic: str, headers: HeaderPairs) -> tuple[tuple[str, bytes | None], ...]:
+        """Return headers that name the current trace, for a record that another thread or task will send."""
+
+    def trace_call(self, call: str, transactional_id: str) -> AbstractContextManager[object]:
+        """Trace a call on a transaction: a key of `otel.conventions.CALL_NAMES`."""
+
+    async def trace_poll(self, client_id: str, group: str | None, poll: Coroutine[Any, Any, R]) -> R:
+        """Await `poll`, and report the records that it returns, if any, or its failure."""
+
+    async def trace_commit(self, client_id: str, group: str | None, commit: Coroutine[Any, Any, R]) -> R:
+        """Await a consumer's commit of offsets."""
+
+
+class MeteredClient(Protocol):
+    """A client with metrics."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics by Kafka's names."""
+
+
+class _UntracedSend:
+    """A call that sends, without a tracer."""
+
+    __slots__ = ("headers",)
+
+    def __init__(self, headers: HeaderPairs | None) -> None:
+        self.headers = () if headers is None else tuple(headers)
+
+    def __enter__(self) -> "_UntracedSend":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+    def follow(self, delivery: S) -> S:
+        return delivery
+
+
+tracer: ClientTracer | None = None
+"""The process's tracer of clients; None: nothing is traced."""
+
+PRODUCERS: Final[WeakKeyDictionary[MeteredClient, str]] = WeakKeyDictionary()
+CONSUMERS: Final[WeakKeyDictionary[MeteredClient, str]] = WeakKeyDictionary()
+"""The clients of this process with their client ids, for as long as anything refers to them."""
+
+_NOTHING: Final = nullcontext()
+
+
+def trace_send(client_id: str, topic: str | None, headers: HeaderPairs | None, count: int) -> SendTrace:
+    """Trace a call that sends many records, if there is a tracer.
+
+    Args:
+        topic: None if the rows name it.
+        headers: of each record; None if no header can be added to them.
+        count: the number of records.
+    """
+    return (
+        _UntracedSend(headers)
+        if (now := tracer) is None
+        else now.trace_send(client_id, topic, headers, count)
+    )
+
+
+def carry_caller(topic: str, headers: HeaderPairs) -> tuple[tuple[str, bytes | None], ...]:
+    """Return the headers of a record that is sent later, with the current trace if there is a tracer."""
+    return tuple(headers) if (now := tracer) is None else now.carry_caller(topic, headers)
+
+
+def trace_call(call: str, transactional_id: str) -> AbstractContextManager[object]:
+    """Trace a call on a transaction, if there is a tracer."""
+    return _NOTHING if (now := tracer) is None else now.trace_call(call, transactional_id)

@@ -1,0 +1,1 @@
+"""What the console costs: its collector, and its pages in a browser."""
