@@ -4,14 +4,18 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Generic, Self, cast
 
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.decode import ConsumerRecord
+from tallystick.client.consumer.deserializers import build_record_deserializer, refuse_columns
 from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.consumer.rebalance import RebalanceListener
+from tallystick.client.errors import ClientError
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, Offsets
+from tallystick.client.serializers import K, V
 from tallystick.kernel.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -24,10 +28,11 @@ CLOSE_TIMEOUT_S: Final = 30.0
 _POLL_INTERVAL_S: Final = 1.0
 
 
-class Consumer:
+class Consumer(Generic[K, V]):
     """Reads records. Made, used and closed on one loop; one task at a time, except for `wakeup`.
 
-    `tallystick.Consumer` documents the methods; here those that wait are awaited.
+    `tallystick.Consumer` documents the methods; here those that wait are awaited. Deserializers run on the
+    loop; records with a schema id that is new in their topic are deserialized in a thread, where it may wait.
     """
 
     def __init__(self, config: Mapping[str, object]) -> None:
@@ -36,6 +41,7 @@ class Consumer:
         for note in self.config.notes:
             _log.warning("%s", note)
         self._engine = ConsumerEngine(self.config)
+        self.deserializer = build_record_deserializer(self.config.functions)
 
     # ------------------------------------------------------------------------ subscription
 
@@ -134,18 +140,44 @@ class Consumer:
 
     # ------------------------------------------------------------------------------ reading
 
-    async def poll(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord]:
+    async def poll(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord[K, V]]:
         """Return records as soon as there are any; an empty list after `timeout_s`."""
+        records = await self.poll_bytes(timeout_s, most)
+        if self.deserializer is None or not records:
+            return cast("list[ConsumerRecord[K, V]]", records)
+        try:
+            if self.deserializer.has_first_use(records):
+                result = await asyncio.to_thread(self.deserializer.deserialize, records)
+            else:
+                result = self.deserializer.deserialize(records)
+        except BaseException:  # cancelled: none of them was returned
+            self.go_back_to(find_first_offsets(records))
+            raise
+        self.go_back_to(result.first_offsets)
+        if result.failure is not None and not result.records:
+            raise result.failure
+        return result.records
+
+    async def poll_bytes(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord]:
+        """Poll like `poll`, whatever the deserializers."""
         return await self._engine.poll(int(timeout_s * 1000), most)
+
+    def go_back_to(self, first_offsets: Mapping[TopicPartition, int]) -> None:
+        """Read records again that were never returned, so that no commit passes them [CLI-67]."""
+        with suppress(ClientError):  # closed, or assigned to another member by now
+            for at, offset in first_offsets.items():
+                if at in self.assignment:
+                    self.go_back(at, offset)
 
     async def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
         """Poll like `poll`, and return one Arrow batch; it may have no rows."""
+        refuse_columns(self.deserializer)
         return await self._engine.poll_arrow(int(timeout_s * 1000), most)
 
-    async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
+    async def __aiter__(self) -> AsyncIterator[ConsumerRecord[K, V]]:
         """Yield records one by one, without end."""
         while True:
-            for record in await self._engine.poll(int(_POLL_INTERVAL_S * 1000)):
+            for record in await self.poll(_POLL_INTERVAL_S):
                 yield record
 
     def wakeup(self) -> None:
@@ -189,6 +221,14 @@ class Consumer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def find_first_offsets(records: Iterable[ConsumerRecord]) -> dict[TopicPartition, int]:
+    """Return the offset of each partition's first record."""
+    first_offsets: dict[TopicPartition, int] = {}
+    for record in records:
+        first_offsets.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+    return first_offsets
 
 
 def to_ms(timeout_s: float | None) -> int | None:
