@@ -520,7 +520,7 @@ def _parse_config(cls: type[C], role: str, settings: Mapping[str, object]) -> C:
         if not own_problems:
             notes = (*_build_notes(texts), *build_security_notes(security))
             values |= {"client": client, "explicit_names": frozenset(texts), "notes": notes}
-            if functions:
+            if role in FUNCTION_SETTINGS.values():
                 values["functions"] = functions
             config = cls(**values)
             problems += config.problems()  # type: ignore[attr-defined]

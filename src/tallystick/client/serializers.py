@@ -32,7 +32,8 @@ else:
     K = TypeVar("K")
     V = TypeVar("V")
 
-SerializedHeaders = tuple[tuple[str, bytes | None], ...]
+Header = tuple[str, bytes | None]
+SerializedHeaders = tuple[Header, ...]
 Serializer = Callable[[Any, "SerializationContext"], bytes | None]
 Deserializer = Callable[[bytes | None, "SerializationContext"], Any]
 
@@ -40,7 +41,7 @@ SERIALIZER_NAMES: Final = ("key.serializer", "value.serializer")
 DESERIALIZER_NAMES: Final = ("key.deserializer", "value.deserializer")
 
 # A program that sends to ever new topics forgets which of them it has used before.
-USED_MAX: Final = 10_000
+USES_MAX: Final = 10_000
 
 
 class MessageField(StrEnum):
@@ -58,9 +59,7 @@ class SerializationContext:
 
     __slots__ = ("field", "headers", "topic")
 
-    def __init__(
-        self, topic: str, field: MessageField, headers: list[tuple[str, bytes | None]] | None = None
-    ) -> None:
+    def __init__(self, topic: str, field: MessageField, headers: list[Header] | None = None) -> None:
         self.topic, self.field, self.headers = topic, field, headers
 
 
@@ -75,14 +74,14 @@ class RecordSerializer:
 
     def __init__(self, key: Serializer | None, value: Serializer | None) -> None:
         self._key, self._value = key, value
-        self._used: set[tuple[str, type, type]] = set()
+        self._uses: set[tuple[str, type, type]] = set()
 
     def is_first_use(self, topic: str, value: object, key: object) -> bool:
         """Tell whether objects of these types were not yet serialized for `topic`."""
-        return (topic, type(value), type(key)) not in self._used
+        return (topic, type(value), type(key)) not in self._uses
 
     def serialize(
-        self, topic: str, value: object, key: object, headers: Iterable[tuple[str, bytes | None]]
+        self, topic: str, value: object, key: object, headers: Iterable[Header]
     ) -> tuple[bytes | None, bytes | None, SerializedHeaders]:
         """Return value, key and headers of a record as they are sent.
 
@@ -93,9 +92,9 @@ class RecordSerializer:
         value_bytes = self._run(
             self._value, value, SerializationContext(topic, MessageField.VALUE, all_headers)
         )
-        if len(self._used) >= USED_MAX:
-            self._used.clear()
-        self._used.add((topic, type(value), type(key)))
+        if len(self._uses) >= USES_MAX:
+            self._uses.clear()
+        self._uses.add((topic, type(value), type(key)))
         return value_bytes, key_bytes, tuple(all_headers)
 
     def serialize_rows(
@@ -103,13 +102,13 @@ class RecordSerializer:
         topic: str,
         values: Iterable[object],
         keys: Iterable[object] | None,
-        headers: Iterable[tuple[str, bytes | None]],
+        headers: Iterable[Header],
     ) -> tuple[list[bytes | None], list[bytes | None] | None, SerializedHeaders]:
         """Return the columns and the headers of one `send_batch` as they are sent. Raises: as `serialize`."""
-        given = tuple(headers)
+        own_headers = tuple(headers)
         pairs = zip(values, repeat(None) if keys is None else keys, strict=False)
-        rows = [self.serialize(topic, value, key, given) for value, key in pairs]
-        all_headers = {row[2] for row in rows} or {given}
+        rows = [self.serialize(topic, value, key, own_headers) for value, key in pairs]
+        all_headers = {row[2] for row in rows} or {own_headers}
         if len(all_headers) > 1:
             why = "it gives the records of one send_batch different headers; use send"
             raise SerializationFailed(topic, "headers", why)

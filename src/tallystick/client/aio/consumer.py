@@ -6,11 +6,15 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast
 
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.consumer.deserializers import build_record_deserializer, refuse_columns
+from tallystick.client.consumer.deserializers import (
+    build_record_deserializer,
+    find_first_offsets,
+    refuse_columns,
+)
 from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.consumer.rebalance import RebalanceListener
 from tallystick.client.errors import ClientError
@@ -41,7 +45,7 @@ class Consumer(Generic[K, V]):
         for note in self.config.notes:
             _log.warning("%s", note)
         self._engine = ConsumerEngine(self.config)
-        self.deserializer = build_record_deserializer(self.config.functions)
+        self._deserializer = build_record_deserializer(self.config.functions)
 
     # ------------------------------------------------------------------------ subscription
 
@@ -142,36 +146,25 @@ class Consumer(Generic[K, V]):
 
     async def poll(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord[K, V]]:
         """Return records as soon as there are any; an empty list after `timeout_s`."""
-        records = await self.poll_bytes(timeout_s, most)
-        if self.deserializer is None or not records:
+        records = await self._engine.poll(int(timeout_s * 1000), most)
+        if self._deserializer is None or not records:
             return cast("list[ConsumerRecord[K, V]]", records)
         try:
-            if self.deserializer.has_first_use(records):
-                result = await asyncio.to_thread(self.deserializer.deserialize, records)
+            if self._deserializer.has_first_use(records):
+                result = await asyncio.to_thread(self._deserializer.deserialize, records)
             else:
-                result = self.deserializer.deserialize(records)
+                result = self._deserializer.deserialize(records)
         except BaseException:  # cancelled: none of them was returned
-            self.go_back_to(find_first_offsets(records))
+            go_back(self, find_first_offsets(records))
             raise
-        self.go_back_to(result.first_offsets)
+        go_back(self, result.first_offsets)
         if result.failure is not None and not result.records:
             raise result.failure
         return result.records
 
-    async def poll_bytes(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord]:
-        """Poll like `poll`, whatever the deserializers."""
-        return await self._engine.poll(int(timeout_s * 1000), most)
-
-    def go_back_to(self, first_offsets: Mapping[TopicPartition, int]) -> None:
-        """Read records again that were never returned, so that no commit passes them [CLI-67]."""
-        with suppress(ClientError):  # closed, or assigned to another member by now
-            for at, offset in first_offsets.items():
-                if at in self.assignment:
-                    self.go_back(at, offset)
-
     async def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
         """Poll like `poll`, and return one Arrow batch; it may have no rows."""
-        refuse_columns(self.deserializer)
+        refuse_columns(self._deserializer)
         return await self._engine.poll_arrow(int(timeout_s * 1000), most)
 
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord[K, V]]:
@@ -223,12 +216,12 @@ class Consumer(Generic[K, V]):
         await self.close()
 
 
-def find_first_offsets(records: Iterable[ConsumerRecord]) -> dict[TopicPartition, int]:
-    """Return the offset of each partition's first record."""
-    first_offsets: dict[TopicPartition, int] = {}
-    for record in records:
-        first_offsets.setdefault(TopicPartition(record.topic, record.partition), record.offset)
-    return first_offsets
+def go_back(consumer: Consumer[Any, Any], first_offsets: Mapping[TopicPartition, int]) -> None:
+    """Return records again that the caller has never had, so that no commit passes them [CLI-67]."""
+    with suppress(ClientError):  # closed, or assigned to another member by now
+        for at, offset in first_offsets.items():
+            if at in consumer.assignment:
+                consumer.go_back(at, offset)
 
 
 def to_ms(timeout_s: float | None) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, Closed, IllegalState
@@ -24,7 +24,7 @@ from tallystick.client.producer.batches import ListRows
 from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.retry import Deadline
-from tallystick.client.serializers import K, SerializedHeaders, V, build_record_serializer
+from tallystick.client.serializers import Header, K, SerializedHeaders, V, build_record_serializer
 from tallystick.client.transactions.engine import Completion, TransactionManager
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
@@ -104,7 +104,7 @@ class Producer(Generic[K, V]):
         """Take one record. Waits only for metadata and memory; the returned Delivery can be awaited."""
         record: tuple[object, object, SerializedHeaders] = value, key, tuple(headers)
         if self.serializer is not None:
-            record = await self.serialize(topic, *record)
+            record = await serialize_record(self, topic, *record)
         take = partial(
             self.append,
             topic,
@@ -129,7 +129,7 @@ class Producer(Generic[K, V]):
     ) -> BatchDelivery:
         """Take many records at once."""
         if self.serializer is not None:
-            rows = build_columns(*await self.serialize_rows(topic, values, keys, headers), timestamp_ms)
+            rows = build_columns(*await serialize_rows(self, topic, values, keys, headers), timestamp_ms)
         else:
             rows = build_columns(cast(Column, values), cast(Column | None, keys), headers, timestamp_ms)
         take = partial(self.extend, topic, rows, partition)
@@ -144,22 +144,6 @@ class Producer(Generic[K, V]):
             take = partial(self.extend, share.topic, share.rows, share.partition)
             deliveries.append(build_delivery(share, await self._append_when_admitted(share.topic, take)))
         return deliveries
-
-    async def serialize(
-        self, topic: str, value: object, key: object, headers: Iterable[tuple[str, bytes | None]]
-    ) -> tuple[bytes | None, bytes | None, SerializedHeaders]:
-        """Return value, key and headers as they are sent. Raises: SerializationFailed."""
-        serializer = require(self.serializer, "a producer that serializes")
-        call = partial(serializer.serialize, topic, value, key, headers)
-        return await asyncio.to_thread(call) if serializer.is_first_use(topic, value, key) else call()
-
-    async def serialize_rows(
-        self, topic: str, values: object, keys: object, headers: Iterable[tuple[str, bytes | None]]
-    ) -> tuple[list[bytes | None], list[bytes | None] | None, SerializedHeaders]:
-        """Return the columns and headers of a `send_batch` as they are sent. Raises: SerializationFailed."""
-        serializer = require(self.serializer, "a producer that serializes")
-        objects = take_objects(values), None if keys is None else take_objects(keys)
-        return await asyncio.to_thread(serializer.serialize_rows, topic, *objects, headers)
 
     async def _append_when_admitted(self, topic: str, take: Callable[[], T]) -> T:
         deadline: Deadline | None = None
@@ -341,6 +325,24 @@ def build_delivery(share: PartitionRows, parts: PlacedOutcomes) -> BatchDelivery
     if not isinstance(places, range):
         parts = [(outcome, [places[row] for row in rows]) for outcome, rows in parts]
     return BatchDelivery(share.topic, parts)
+
+
+async def serialize_record(
+    producer: Producer[Any, Any], topic: str, value: object, key: object, headers: Iterable[Header]
+) -> tuple[bytes | None, bytes | None, SerializedHeaders]:
+    """Return value, key and headers of a record as they are sent. Raises: SerializationFailed."""
+    serializer = require(producer.serializer, "a producer that serializes")
+    call = partial(serializer.serialize, topic, value, key, headers)
+    return await asyncio.to_thread(call) if serializer.is_first_use(topic, value, key) else call()
+
+
+async def serialize_rows(
+    producer: Producer[Any, Any], topic: str, values: object, keys: object, headers: Iterable[Header]
+) -> tuple[list[bytes | None], list[bytes | None] | None, SerializedHeaders]:
+    """Return the columns and headers of a `send_batch` as they are sent. Raises: SerializationFailed."""
+    columns = take_objects(values), None if keys is None else take_objects(keys)
+    serializer = require(producer.serializer, "a producer that serializes")
+    return await asyncio.to_thread(serializer.serialize_rows, topic, *columns, headers)
 
 
 def take_objects(column: object) -> Sequence[object]:

@@ -10,14 +10,19 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from tallystick.client.aio import consumer as aio
-from tallystick.client.aio.consumer import CLOSE_TIMEOUT_S, find_first_offsets
+from tallystick.client.aio.consumer import CLOSE_TIMEOUT_S, go_back
 from tallystick.client.blocking.single_user import SingleUserCalls
 from tallystick.client.blocking.thread import engine_thread, run_in_caller
+from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.consumer.deserializers import refuse_columns
+from tallystick.client.consumer.deserializers import (
+    build_record_deserializer,
+    find_first_offsets,
+    refuse_columns,
+)
 from tallystick.client.consumer.rebalance import RebalanceListener as ListenerOnLoop
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, Offsets
 from tallystick.client.serializers import K, V
@@ -76,7 +81,13 @@ class Consumer(Generic[K, V]):
         """
         self._is_open = False
         self._thread = engine_thread()
-        self._async_consumer = self._thread.call(lambda: aio.Consumer(config), "Consumer")
+        functions = ConsumerConfig.parse(config).functions
+        # Deserializers may wait, and the engine thread must not: they run in the thread that polls.
+        plain_config = {name: value for name, value in config.items() if name not in functions}
+        self._async_consumer: aio.Consumer[Any, Any] = self._thread.call(
+            lambda: aio.Consumer(plain_config), "Consumer"
+        )
+        self._deserializer = build_record_deserializer(functions)
         self._is_open = True
         self._api_timeout_s = self._async_consumer.config.default_api_timeout_ms / 1000
         self._calls = SingleUserCalls(self._thread, self._api_timeout_s)
@@ -218,17 +229,20 @@ class Consumer(Generic[K, V]):
             PositionUnknown, RecordUnreadable; Closed; any error of a callback; DeserializationFailed, by
             every poll until `seek` skips the record. Records before it are returned first.
         """
-        coroutine = self._async_consumer.poll_bytes(timeout_s, most)
+        coroutine = self._async_consumer.poll(timeout_s, most)
         waited_s = timeout_s + self._api_timeout_s
-        records = self._calls.run(
-            coroutine, waited_s, "poll", lambda records: self._seek_back(find_first_offsets(records))
-        )
-        if self._async_consumer.deserializer is None or not records:
-            return cast("list[ConsumerRecord[K, V]]", records)
-        try:
-            result = self._async_consumer.deserializer.deserialize(records)
-        except BaseException:  # interrupted: none of them was returned
+
+        def give_back(records: list[ConsumerRecord[Any, Any]]) -> None:
             self._seek_back(find_first_offsets(records))
+
+        if self._deserializer is None:  # the result passes no call in which an interrupt could lose it
+            return self._calls.run(coroutine, waited_s, "poll", give_back)
+        records: list[ConsumerRecord[Any, Any]] = []
+        try:
+            records = self._calls.run(coroutine, waited_s, "poll", give_back)
+            result = self._deserializer.deserialize(records)
+        except BaseException:  # interrupted: none of them was returned
+            give_back(records)
             raise
         if result.failure is not None:
             self._seek_back(result.first_offsets)
@@ -243,7 +257,7 @@ class Consumer(Generic[K, V]):
             `client.consumer.arrow`.
         Raises: as `poll`; NotSupported without pyarrow; IllegalState with deserializers.
         """
-        refuse_columns(self._async_consumer.deserializer)
+        refuse_columns(self._deserializer)
         waited_s = timeout_s + self._api_timeout_s
         coroutine = self._async_consumer.poll_arrow(timeout_s, most)
         return self._calls.run(
@@ -325,7 +339,7 @@ class Consumer(Generic[K, V]):
 
         Takes effect before any later call, `close` included.
         """
-        self._thread.call_soon(partial(self._async_consumer.go_back_to, first_offsets))
+        self._thread.call_soon(partial(go_back, self._async_consumer, first_offsets))
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypeVar, cast
 
 from tallystick.client.aio import producer as aio
 from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, ArrowColumn, Offsets
@@ -22,7 +22,7 @@ from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.arrow_table import split_by_partition
 from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.retry import Deadline
-from tallystick.client.serializers import K, SerializedHeaders, V
+from tallystick.client.serializers import Header, K, SerializedHeaders, V
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
@@ -108,56 +108,30 @@ class Producer(Generic[K, V]):
         Cost: about 0.5 us, without I/O; whole batches are passed to the engine thread.
         Source: Kafka KafkaProducer.send; KIP-91, KIP-480, KIP-794.
         """
+        record: tuple[object, object, Iterable[Header]]
         if self.serializer is not None:
             record = self.serializer.serialize(topic, value, key, headers)
-            return self._send_record(topic, *record, partition, timestamp_ms, on_delivery)
-        # Fast path for most records: every argument passed on costs time.
-        if partition is None and timestamp_ms is None and on_delivery is None and not headers:
-            try:
-                if key is None and (delivery := self._append_value(topic, value)) is not None:
-                    return delivery
-                return self._append(topic, value, key)
-            except BufferFullOrUnknownTopic:
-                pass
-        return self._send_record(topic, value, key, tuple(headers), partition, timestamp_ms, on_delivery)
-
-    def _send_record(
-        self,
-        topic: str,
-        value: object,
-        key: object,
-        headers: SerializedHeaders,
-        partition: int | None,
-        timestamp_ms: int | None,
-        on_delivery: DeliveryCallback | None,
-    ) -> Delivery:
+        else:
+            # Fast path for most records: every argument passed on costs time.
+            if partition is None and timestamp_ms is None and on_delivery is None and not headers:
+                try:
+                    if key is None and (delivery := self._append_value(topic, value)) is not None:
+                        return delivery
+                    return self._append(topic, value, key)
+                except BufferFullOrUnknownTopic:
+                    pass
+            record = value, key, headers
         take = partial(
             self._append,
             topic,
-            value,
-            key,
+            record[0],
+            record[1],
             partition=partition,
             timestamp_ms=timestamp_ms,
-            headers=headers,
+            headers=tuple(record[2]),
             on_delivery=on_delivery,
         )
         return self._append_when_admitted(topic, take, "send")
-
-    def serialize(
-        self, topic: str, value: object, key: object, headers: Iterable[tuple[str, bytes | None]]
-    ) -> tuple[bytes | None, bytes | None, SerializedHeaders]:
-        """Return value, key and headers as they are sent. Raises: SerializationFailed."""
-        serializer = require(self.serializer, "a producer that serializes")
-        return serializer.serialize(topic, value, key, headers)
-
-    def serialize_rows(
-        self, topic: str, values: object, keys: object, headers: Iterable[tuple[str, bytes | None]]
-    ) -> tuple[list[bytes | None], list[bytes | None] | None, SerializedHeaders]:
-        """Return the columns and headers of a `send_batch` as they are sent. Raises: SerializationFailed."""
-        serializer = require(self.serializer, "a producer that serializes")
-        return serializer.serialize_rows(
-            topic, aio.take_objects(values), None if keys is None else aio.take_objects(keys), headers
-        )
 
     def send_batch(
         self,
@@ -184,7 +158,7 @@ class Producer(Generic[K, V]):
         Cost: about 0.1 us a record without keys, 0.4 with.
         """
         if self.serializer is not None:
-            rows = aio.build_columns(*self.serialize_rows(topic, values, keys, headers), timestamp_ms)
+            rows = aio.build_columns(*serialize_rows(self, topic, values, keys, headers), timestamp_ms)
         else:
             rows = aio.build_columns(cast(Column, values), cast(Column | None, keys), headers, timestamp_ms)
         take = partial(self._extend, topic, rows, partition)
@@ -438,6 +412,22 @@ class PendingCommit:
         Raises: as `commit_transaction`.
         """
         self._call.wait(self._limit_s)
+
+
+def serialize_record(
+    producer: Producer[Any, Any], topic: str, value: object, key: object, headers: Iterable[Header]
+) -> tuple[bytes | None, bytes | None, SerializedHeaders]:
+    """Return value, key and headers of a record as they are sent. Raises: SerializationFailed."""
+    return require(producer.serializer, "a producer that serializes").serialize(topic, value, key, headers)
+
+
+def serialize_rows(
+    producer: Producer[Any, Any], topic: str, values: object, keys: object, headers: Iterable[Header]
+) -> tuple[list[bytes | None], list[bytes | None] | None, SerializedHeaders]:
+    """Return the columns and headers of a `send_batch` as they are sent. Raises: SerializationFailed."""
+    columns = aio.take_objects(values), None if keys is None else aio.take_objects(keys)
+    serializer = require(producer.serializer, "a producer that serializes")
+    return serializer.serialize_rows(topic, *columns, headers)
 
 
 def connect(producer: Producer, topic: str) -> None:

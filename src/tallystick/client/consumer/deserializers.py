@@ -5,7 +5,7 @@ after it, until `seek` skips the record. Nothing is skipped unasked: the caller 
 record means.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tallystick.client.consumer.decode import ConsumerRecord
@@ -13,7 +13,7 @@ from tallystick.client.consumer.errors import DeserializationFailed
 from tallystick.client.errors import IllegalState
 from tallystick.client.serializers import (
     DESERIALIZER_NAMES,
-    USED_MAX,
+    USES_MAX,
     MessageField,
     SerializationContext,
     describe_failure,
@@ -43,11 +43,11 @@ class RecordDeserializer:
 
     def __init__(self, key: Deserializer | None, value: Deserializer | None) -> None:
         self._key, self._value = key, value
-        self._used: set[tuple[str, bytes, bytes]] = set()
+        self._uses: set[tuple[str, bytes, bytes]] = set()
 
     def has_first_use(self, records: Sequence[ConsumerRecord]) -> bool:
         """Tell whether a record has a schema id that was not seen in its topic yet."""
-        return not self._used.issuperset(map(_name_use, records))
+        return not self._uses.issuperset(map(_name_use, records))
 
     def deserialize(self, records: Sequence[ConsumerRecord]) -> DeserializedRecords:
         """Return the records with objects for bytes, and where that ended."""
@@ -56,13 +56,10 @@ class RecordDeserializer:
             try:
                 results.append(self._deserialize(record))
             except DeserializationFailed as exc:
-                first_offsets: dict[TopicPartition, int] = {}
-                for left in records[len(results) :]:
-                    first_offsets.setdefault(TopicPartition(left.topic, left.partition), left.offset)
-                return DeserializedRecords(results, exc, first_offsets)
-        if len(self._used) > USED_MAX:
-            self._used.clear()
-        self._used.update(map(_name_use, records))
+                return DeserializedRecords(results, exc, find_first_offsets(records[len(results) :]))
+        if len(self._uses) > USES_MAX:
+            self._uses.clear()
+        self._uses.update(map(_name_use, records))
         return DeserializedRecords(results)
 
     def _deserialize(self, record: ConsumerRecord) -> ConsumerRecord[Any, Any]:
@@ -70,6 +67,14 @@ class RecordDeserializer:
         key = _run(self._key, record, record.key, MessageField.KEY, headers)
         value = _run(self._value, record, record.value, MessageField.VALUE, headers)
         return record._replace(key=key, value=value)
+
+
+def find_first_offsets(records: Iterable[ConsumerRecord]) -> dict[TopicPartition, int]:
+    """Return the offset of each partition's first record."""
+    first_offsets: dict[TopicPartition, int] = {}
+    for record in records:
+        first_offsets.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+    return first_offsets
 
 
 def build_record_deserializer(functions: Mapping[str, object]) -> RecordDeserializer | None:

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from tallystick.admin.client import Admin
 from tallystick.client.blocking.consumer import Consumer
-from tallystick.client.blocking.producer import Column, Producer
+from tallystick.client.blocking.producer import Column, Producer, serialize_record, serialize_rows
 from tallystick.client.errors import SerializationFailed
 from tallystick.client.producer.delivery import BatchDelivery, Delivery
 from tallystick.client.serializers import mark_serialized
@@ -158,13 +158,12 @@ class Transaction(DatabaseHalf[D]):
         if producer.serializer is None:
             return queued
         if call == self.send:
-            value, key, headers = producer.serialize(
-                arguments["topic"], arguments["value"], arguments["key"], arguments["headers"]
-            )
+            parts = (arguments[name] for name in ("topic", "value", "key", "headers"))
+            value, key, headers = serialize_record(producer, *parts)
             arguments |= {"value": mark_serialized(value), "key": mark_serialized(key), "headers": headers}
             return partial(self.send, **arguments)
         topic, values, keys = (arguments[name] for name in ("topic", "values", "keys"))
-        rows, row_keys, headers = producer.serialize_rows(topic, values, keys, ())
+        rows, row_keys, headers = serialize_rows(producer, topic, values, keys, ())
         if headers:
             raise SerializationFailed(topic, "headers", "a batch of a dual write has none; use send")
         arguments["values"] = [mark_serialized(row) for row in rows]
