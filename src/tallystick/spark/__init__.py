@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tallystick.spark.options.sinks import to_table, to_topic
     from tallystick.spark.session import spark_session
     from tallystick.spark.sink.database_context import resolve_rows
+    from tallystick.spark.sink.encoding import register_serializer
     from tallystick.spark.sink.foreach_batch import foreach_batch
     from tallystick.spark.sink.recovery import resolve
 
@@ -19,6 +20,7 @@ __all__ = [
     "KafkaDataSource",
     "foreach_batch",
     "register",
+    "register_serializer",
     "resolve",
     "resolve_rows",
     "spark_session",
@@ -33,6 +35,7 @@ if not TYPE_CHECKING:
             "KafkaDataSource": "tallystick.spark.data_source:KafkaDataSource",
             "foreach_batch": "tallystick.spark.sink.foreach_batch:foreach_batch",
             "register": "tallystick.spark.data_source:register",
+            "register_serializer": "tallystick.spark.sink.encoding:register_serializer",
             "resolve": "tallystick.spark.sink.recovery:resolve",
             "resolve_rows": "tallystick.spark.sink.database_context:resolve_rows",
             "spark_session": "tallystick.spark.session:spark_session",

@@ -12,6 +12,7 @@ from tallystick.client.kafka_names import ClientSettings
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
+from tallystick.spark.options.format_options import FormatOptions, parse_format_options
 from tallystick.spark.options.option_table import DECISIONS_TOPIC, KAFKA_PREFIX, ConnectorSide, QueryType
 from tallystick.spark.options.source_options import build_client_settings, find_common_problems
 from tallystick.spark.protocol.committable import WRITE_ID_BYTES_MAX
@@ -48,6 +49,7 @@ class SinkOptions(Value, kw_only=True):
     write_id           the name of a batch write: a repetition of it writes nothing
     decisions_topic    the decision topic
     checkpoint         the location of the query's checkpoint, if the options have it
+    formats            how keys and values are encoded
     """
 
     prefix: str
@@ -59,6 +61,7 @@ class SinkOptions(Value, kw_only=True):
     write_id: str | None = None
     decisions_topic: str = DECISIONS_TOPIC
     checkpoint: str | None = None
+    formats: FormatOptions = FormatOptions()
 
     def list_producer_settings(self, transactional_id: str) -> dict[str, str]:
         """Return the settings of one attempt's producer, or of the recovery of its transaction."""
@@ -115,6 +118,7 @@ def parse_sink_options(raw_options: Mapping[str, str], query: QueryType) -> Sink
         write_id=texts.get("write.id") or None,
         decisions_topic=texts.get("decisions.topic") or DECISIONS_TOPIC,
         checkpoint=checkpoint,
+        formats=parse_format_options(texts, problems),
     )
     problems += _find_client_problems(options)
     if problems:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from tallystick.kernel.settings import BadConfig
+from tallystick.spark import sink
 from tallystick.spark.checkpoint import read_end_offsets, read_query_start
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions
@@ -33,6 +34,9 @@ from tallystick.spark.sink.writers import parse_checked_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from tallystick.spark.sink.encoding import RecordEncoding
+
 
 _QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 _VOTE_SCHEMA: Final = "vote binary"
@@ -59,10 +63,13 @@ def foreach_batch(
     def write(frame: "DataFrame", batch_id: int) -> None:
         rows = frame if transform is None else transform(frame)
         sink_options = parse_checked_options(options, rows.schema, QueryType.STREAM)
+        encoding = None
+        if any(each.has_schema for each in sink_options.formats.fields):
+            encoding = sink.encoding.resolve_encoding(sink_options, rows.schema)
         context = connect(sink_options)
         job = MicroBatch(find_query_id(frame, query_id), batch_id)
         lease = context.begin(query_id=job.query_id, resuming=read_query_start(sink_options, job.query_id))
-        task = _create_task(sink_options, lease, job, connect)
+        task = _create_task(sink_options, lease, job, connect, encoding)
         votes: list[Vote | None] = []
         try:
             vote_rows = rows.mapInArrow(task, _VOTE_SCHEMA).collect()
@@ -79,10 +86,15 @@ def foreach_batch(
 
 
 def _create_task(
-    options: SinkOptions, lease: BatchLease, job: MicroBatch, connect: OpenContext
+    options: SinkOptions,
+    lease: BatchLease,
+    job: MicroBatch,
+    connect: OpenContext,
+    encoding: "RecordEncoding | None",
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        vote = run_attempt(connect(options), lease, job, batches)
+        rows = batches if encoding is None else sink.encoding.encode_batches(batches, encoding)
+        vote = run_attempt(connect(options), lease, job, rows)
         yield pa.record_batch([pa.array([encode_vote(vote)])], names=["vote"])
 
     return run

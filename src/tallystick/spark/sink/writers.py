@@ -8,8 +8,8 @@ Source: PySpark 4.3 worker/write_into_data_source.py and worker/python_streaming
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -27,7 +27,10 @@ from pyspark.sql.types import (
 from tallystick.kernel.check import require
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
+from tallystick.schemas.model import RecordFormat
+from tallystick.spark import sink
 from tallystick.spark.checkpoint import read_end_offsets, read_query_id, read_query_start
+from tallystick.spark.options.format_options import FIELDS
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
 from tallystick.spark.protocol.committable import (
@@ -46,6 +49,9 @@ from tallystick.spark.protocol.errors import NotBegun
 from tallystick.spark.sink.attempt import run_attempt
 from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
 from tallystick.spark.sink.lease_handover import find_lease, remove_lease, save_lease
+
+if TYPE_CHECKING:
+    from tallystick.spark.sink.encoding import RecordEncoding
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -81,7 +87,7 @@ def create_stream_writer(
         connect: connects a process to the cluster; crash tests replace it.
     Raises: BadConfig with all problems at once.
     """
-    return StreamWriter(parse_checked_options(options, schema, QueryType.STREAM), connect)
+    return StreamWriter(parse_checked_options(options, schema, QueryType.STREAM), schema, connect)
 
 
 def create_batch_writer(
@@ -89,15 +95,17 @@ def create_batch_writer(
 ) -> "BatchWriter":
     """Return a batch writer; Spark asks for one for each `save()`. Has no effect yet. Raises: BadConfig."""
     problems = ["mode: overwrite cannot be done, a topic is appended to; use mode('append')"] * overwrite
-    return BatchWriter(parse_checked_options(options, schema, QueryType.BATCH, problems), connect)
+    return BatchWriter(parse_checked_options(options, schema, QueryType.BATCH, problems), schema, connect)
 
 
 class _LeasedWriter:
     """Base class of both writers: it carries the lease from the driver to the tasks."""
 
-    def __init__(self, options: SinkOptions, connect: OpenContext | None) -> None:
+    def __init__(self, options: SinkOptions, columns: StructType, connect: OpenContext | None) -> None:
         self.options = options
+        self._columns = columns
         self._open_context = connect
+        self._encoding: RecordEncoding | None = None
         self._lease: bytes | None = None
         self._write_id: str | None = None
 
@@ -105,6 +113,8 @@ class _LeasedWriter:
         """Begin the batch, since Spark pickles the writer on the driver before any task. Raises: NotBegun."""
         if self._lease is None:
             try:
+                if any(each.has_schema for each in self.options.formats.fields):
+                    self._encoding = sink.encoding.resolve_encoding(self.options, self._columns)
                 self._lease = encode_lease(self._begin_batch())
             except TallystickError as exc:
                 why = f"the batch has not begun, and nothing of it is written. {type(exc).__name__}: {exc}"
@@ -128,6 +138,8 @@ class _LeasedWriter:
 
     def _run_attempt(self, job: Job, batches: Iterator[pa.RecordBatch]) -> VoteMessage:
         lease = decode_lease(require(self._lease, "a task has the writer that was pickled"))
+        if self._encoding is not None:
+            batches = sink.encoding.encode_batches(batches, self._encoding)
         return VoteMessage(encode_vote(run_attempt(self._context, lease, job, batches)))
 
     def _commit(self, messages: Iterable[WriterCommitMessage | None], offsets: str | None = None) -> None:
@@ -161,8 +173,8 @@ class StreamWriter(_LeasedWriter, DataSourceStreamArrowWriter):
 class BatchWriter(_LeasedWriter, DataSourceArrowWriter):
     """The sink of a batch write, which becomes visible as a whole or not at all."""
 
-    def __init__(self, options: SinkOptions, connect: OpenContext | None) -> None:
-        super().__init__(options, connect)
+    def __init__(self, options: SinkOptions, columns: StructType, connect: OpenContext | None) -> None:
+        super().__init__(options, columns, connect)
         self._write_id = options.write_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> VoteMessage:
@@ -209,15 +221,20 @@ def parse_checked_options(
         options = parse_sink_options(raw_options, query)
     except BadConfig as exc:
         problems += str(exc).splitlines()
-    topic = {name.lower(): text for name, text in raw_options.items()}.get("topic")
-    problems += _find_schema_problems(schema, topic)
+    texts = {name.lower(): text for name, text in raw_options.items()}
+    encoded = {name for name in FIELDS if texts.get(f"{name}.format", "").strip() == RecordFormat.AVRO}
+    problems += _find_schema_problems(schema, texts.get("topic"), encoded)
     if problems or options is None:
         raise BadConfig("\n".join(problems))
     return options
 
 
-def _find_schema_problems(schema: StructType, topic: str | None) -> Iterator[str]:
-    """Yield the problems of the columns, by the rules of Spark's own sink (KafkaWriter.validateQuery)."""
+def _find_schema_problems(schema: StructType, topic: str | None, encoded: Container[str]) -> Iterator[str]:
+    """Yield the problems of the columns, by the rules of Spark's own sink (KafkaWriter.validateQuery).
+
+    Args:
+        encoded: columns that are compared with a registered schema later.
+    """
     columns: dict[str, Any] = {field.name: field.dataType for field in schema.fields}
     if "value" not in columns:
         yield "column value: required, and missing"
@@ -225,7 +242,7 @@ def _find_schema_problems(schema: StructType, topic: str | None) -> Iterator[str
         yield "topic: required, as an option or as a column"
     for name, kinds in _COLUMN_TYPES.items():
         data_type = columns.get(name)
-        if data_type is not None and not isinstance(data_type, kinds):
+        if data_type is not None and not isinstance(data_type, kinds) and name not in encoded:
             type_names = " or ".join(kind.typeName() for kind in kinds)
             yield f"column {name}: is {data_type.simpleString()}, and must be {type_names}"
     headers = columns.get("headers")
