@@ -206,6 +206,7 @@ def test_a_query_writes_what_confluents_deserializer_reads(place: Place) -> None
 
 
 def test_a_query_goes_on_with_the_version_that_it_began_with(place: Place) -> None:
+    """[SPK-30] A batch that was decided comes again, and has the bytes that it had."""
     first = place.registry.register(f"{place.target}-value", schema())
     place.send(schema(), ONE)
     place.run(place.stream().select("key", "value"))

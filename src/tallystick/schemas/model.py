@@ -32,7 +32,7 @@ class UnknownSchema(SchemaError):
     """The registry has no such schema, subject or version."""
 
 
-class RecordFormat(StrEnum):
+class ColumnFormat(StrEnum):
     """What the bytes of a key or value are."""
 
     BYTES = "bytes"  # unchanged
@@ -73,7 +73,7 @@ class FieldFormat(Value, kw_only=True):
     """
 
     field: str
-    format: RecordFormat = RecordFormat.BYTES
+    format: ColumnFormat = ColumnFormat.BYTES
     schema: str | None = None
     subject: str | None = None
     strategy: SubjectStrategy = SubjectStrategy.TOPIC_NAME
@@ -81,7 +81,7 @@ class FieldFormat(Value, kw_only=True):
     @property
     def has_schema(self) -> bool:
         """Whether a registry is needed."""
-        return self.format is RecordFormat.AVRO
+        return self.format is ColumnFormat.AVRO
 
     def find_subject(self, topic: str | None, record_name: str | None) -> str:
         """Return the subject of the field's schema.

@@ -156,7 +156,7 @@ def keep_start_offsets(location: str, source: str, find: Callable[[], OffsetJson
 def keep_schema_id(
     location: str | None, subject: str, find: Callable[[], int], *, create: bool = False
 ) -> int:
-    """Return the id of the schema that a query writes for a subject: the one that it began with [SPK-45].
+    """Return the id of the schema that a query writes for a subject: the one that it began with [SPK-30].
 
     A repeated batch then has the bytes that it had before, whatever was registered meanwhile. Without a
     checkpoint that this process can see it is that of `find` every time.

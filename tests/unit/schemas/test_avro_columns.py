@@ -14,8 +14,8 @@ import pytest
 from tallystick.schemas.avro import AvroDecoder, AvroEncoder, RowRefused, find_column_problems
 from tallystick.schemas.avro_types import to_avro_schema
 from tallystick.schemas.model import (
+    ColumnFormat,
     FieldFormat,
-    RecordFormat,
     RegistrySettings,
     RegistryUnavailable,
     ResolvedSchema,
@@ -244,11 +244,11 @@ def test_a_schema_is_made_of_columns_and_takes_them() -> None:
 
 
 def test_subjects_follow_the_strategy() -> None:
-    field = FieldFormat(field="value", format=RecordFormat.AVRO)
+    field = FieldFormat(field="value", format=ColumnFormat.AVRO)
     assert field.find_subject("orders", None) == "orders-value"
-    named = FieldFormat(field="key", format=RecordFormat.AVRO, strategy=SubjectStrategy.RECORD_NAME)
+    named = FieldFormat(field="key", format=ColumnFormat.AVRO, strategy=SubjectStrategy.RECORD_NAME)
     assert named.find_subject(None, "demo.Order") == "demo.Order"
-    both = FieldFormat(field="key", format=RecordFormat.AVRO, strategy=SubjectStrategy.TOPIC_RECORD_NAME)
+    both = FieldFormat(field="key", format=ColumnFormat.AVRO, strategy=SubjectStrategy.TOPIC_RECORD_NAME)
     assert both.find_subject("orders", "demo.Order") == "orders-demo.Order"
     assert FieldFormat(field="key", subject="mine").find_subject(None, None) == "mine"
     for impossible in (field, both):

@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 
 from tallystick.kernel.value import Value
 from tallystick.schemas.model import (
+    ColumnFormat,
     FieldFormat,
-    RecordFormat,
     RegistrySettings,
     SubjectStrategy,
     find_registry_problems,
@@ -23,7 +23,7 @@ REGISTRY_PREFIX: Final = "schema.registry."
 FIELDS: Final = ("key", "value")
 
 
-class OnMalformed(StrEnum):
+class MalformedAction(StrEnum):
     """The handling of a record that cannot be decoded."""
 
     FAIL = "fail"  # the query stops and names the record
@@ -40,19 +40,19 @@ class FormatOptions(Value, kw_only=True):
     key: FieldFormat = FieldFormat(field="key")
     value: FieldFormat = FieldFormat(field="value")
     registry: Mapping[str, str] = RegistrySettings()
-    malformed: OnMalformed = OnMalformed.FAIL
+    on_malformed: MalformedAction = MalformedAction.FAIL
     auto_register: bool = False
 
     @property
     def fields(self) -> tuple[FieldFormat, ...]:
         """Those of the two that are not bytes."""
         both = (self.key, self.value)
-        return tuple(each for each in both if each.format is not RecordFormat.BYTES)
+        return tuple(each for each in both if each.format is not ColumnFormat.BYTES)
 
     @property
     def has_malformed_column(self) -> bool:
         """Whether a source's rows say what could not be decoded."""
-        return bool(self.fields) and self.malformed is OnMalformed.NULL
+        return bool(self.fields) and self.on_malformed is MalformedAction.NULL
 
 
 def parse_format_options(texts: Mapping[str, str], problems: list[str]) -> FormatOptions:
@@ -68,7 +68,7 @@ def parse_format_options(texts: Mapping[str, str], problems: list[str]) -> Forma
         key=_parse_field(texts, "key", problems),
         value=_parse_field(texts, "value", problems),
         registry=registry,
-        malformed=_parse_choice(texts, "onmalformed", "onMalformed", OnMalformed.FAIL, problems),
+        on_malformed=_parse_choice(texts, "onmalformed", "onMalformed", MalformedAction.FAIL, problems),
         auto_register=texts.get("auto.register.schemas", "false").lower() == "true",
     )
     if texts.get("auto.register.schemas", "false").lower() not in ("true", "false"):
@@ -83,7 +83,7 @@ def parse_format_options(texts: Mapping[str, str], problems: list[str]) -> Forma
 
 
 def _parse_field(texts: Mapping[str, str], field: str, problems: list[str]) -> FieldFormat:
-    kind = _parse_choice(texts, f"{field}.format", f"{field}.format", RecordFormat.BYTES, problems)
+    kind = _parse_choice(texts, f"{field}.format", f"{field}.format", ColumnFormat.BYTES, problems)
     result = FieldFormat(
         field=field,
         format=kind,

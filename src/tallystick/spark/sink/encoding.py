@@ -4,7 +4,7 @@ The driver finds the writer's schema before a batch begins, and compares the col
 is written if they do not fit. Tasks get it with the writer, and ask no registry.
 
 A query writes the version of a subject that it began with, noted in its checkpoint, until its options name
-another [SPK-45].
+another [SPK-30].
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 from tallystick.kernel.check import require
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
-from tallystick.schemas.model import RecordFormat
+from tallystick.schemas.model import ColumnFormat
 from tallystick.spark import sink
 from tallystick.spark.checkpoint import read_end_offsets, read_query_id, read_query_start
 from tallystick.spark.options.format_options import FIELDS
@@ -222,18 +222,20 @@ def parse_checked_options(
     except BadConfig as exc:
         problems += str(exc).splitlines()
     texts = {name.lower(): text for name, text in raw_options.items()}
-    encoded = {name for name in FIELDS if texts.get(f"{name}.format", "").strip() == RecordFormat.AVRO}
-    problems += _find_schema_problems(schema, texts.get("topic"), encoded)
+    avro_columns = {name for name in FIELDS if texts.get(f"{name}.format", "").strip() == ColumnFormat.AVRO}
+    problems += _find_schema_problems(schema, texts.get("topic"), avro_columns)
     if problems or options is None:
         raise BadConfig("\n".join(problems))
     return options
 
 
-def _find_schema_problems(schema: StructType, topic: str | None, encoded: Container[str]) -> Iterator[str]:
+def _find_schema_problems(
+    schema: StructType, topic: str | None, avro_columns: Container[str]
+) -> Iterator[str]:
     """Yield the problems of the columns, by the rules of Spark's own sink (KafkaWriter.validateQuery).
 
     Args:
-        encoded: columns that are compared with a registered schema later.
+        avro_columns: columns that are compared with a registered schema later.
     """
     columns: dict[str, Any] = {field.name: field.dataType for field in schema.fields}
     if "value" not in columns:
@@ -242,7 +244,7 @@ def _find_schema_problems(schema: StructType, topic: str | None, encoded: Contai
         yield "topic: required, as an option or as a column"
     for name, kinds in _COLUMN_TYPES.items():
         data_type = columns.get(name)
-        if data_type is not None and not isinstance(data_type, kinds) and name not in encoded:
+        if data_type is not None and not isinstance(data_type, kinds) and name not in avro_columns:
             type_names = " or ".join(kind.typeName() for kind in kinds)
             yield f"column {name}: is {data_type.simpleString()}, and must be {type_names}"
     headers = columns.get("headers")

@@ -19,7 +19,7 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
 from tallystick.schemas.avro import AvroDecoder, DecodedColumn, ParsedSchema
-from tallystick.schemas.model import FieldFormat, RecordFormat, ResolvedSchema, SchemaError
+from tallystick.schemas.model import ColumnFormat, FieldFormat, ResolvedSchema, SchemaError
 from tallystick.schemas.registry import get_registry
 from tallystick.spark.options.format_options import FormatOptions
 from tallystick.spark.options.source_options import Assigned, SourceOptions, Subscribed
@@ -86,11 +86,11 @@ def resolve_checked_decoding(options: SourceOptions, columns: StructType) -> Rec
     """
     decoding = resolve_decoding(options)
     if decoding is not None:
-        planned = {field.name: field.dataType for field in columns.fields}
+        spark_types = {field.name: field.dataType for field in columns.fields}
         for name, each in _build_column_types(decoding).items():
-            if planned.get(name) != each:
+            if spark_types.get(name) != each:
                 raise BadConfig(
-                    f"column {name}: the query was planned with {planned.get(name)}, and the subject's "
+                    f"column {name}: the query was planned with {spark_types.get(name)}, and the subject's "
                     f"latest schema is {each} by now. Nothing was read. Load the source again, or set "
                     f"{name}.schema"
                 )
@@ -132,7 +132,7 @@ class RecordDecoder:
             for name, reader in decoding.readers.items()
         }
         self._decoders |= {
-            each.field: TextDecoder() for each in formats.fields if each.format is RecordFormat.STRING
+            each.field: TextDecoder() for each in formats.fields if each.format is ColumnFormat.STRING
         }
         self.types = {name: decoder.type for name, decoder in self._decoders.items()}
         if formats.has_malformed_column:
@@ -143,9 +143,9 @@ class RecordDecoder:
         reasons: dict[int, str] = {}
         columns = {name: records.column(name) for name in records.schema.names}
         for name, decoder in self._decoders.items():
-            decoded: DecodedColumn = decoder.decode(records.column(name))
-            columns[name] = decoded.array
-            for row, reason in decoded.failures.items():
+            result: DecodedColumn = decoder.decode(records.column(name))
+            columns[name] = result.array
+            for row, reason in result.failures.items():
                 reasons[row] = "; ".join(filter(None, (reasons.get(row), f"{name}: {reason}")))
         if self._decoding.formats.has_malformed_column:
             columns[MALFORMED_COLUMN] = _build_malformed_column(records, reasons)
