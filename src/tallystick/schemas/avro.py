@@ -29,6 +29,10 @@ from tallystick.schemas.model import (
 )
 
 _REASON_LENGTH_MAX: Final = 500
+_KINDS: Final = (
+    *("boolean", "integer", "floating", "decimal", "struct", "map"),
+    *("binary", "large_binary", "string", "large_string", "list", "large_list"),
+)
 
 
 class DecodedColumn(Value):
@@ -67,11 +71,24 @@ class ParsedSchema:
         yield from self._compare(self.whole, self.build_type(), column_type, field)
 
     def _compare(self, schema: Any, wanted: pa.DataType, column: pa.DataType, at: str) -> Iterator[str]:
-        if not pa.types.is_struct(wanted) or not pa.types.is_struct(column):
-            if not _fits(column, wanted):
-                yield f"{at}: is {column}, and the schema has {wanted}"
+        kind = _get_kind(wanted)
+        if pa.types.is_null(column):
             return
-        fields = {each["name"]: each for each in self._find_record(schema)["fields"]}
+        if _get_kind(column) != kind and (_get_kind(column), kind) != ("integer", "floating"):
+            yield f"{at}: is {column}, and the schema has {wanted}"
+        elif kind == "struct":
+            yield from self._compare_fields(schema, wanted, column, at)
+        elif kind == "list":
+            items = self._find_definition(schema)["items"]
+            yield from self._compare(items, wanted.value_type, column.value_type, f"{at}[]")
+        elif kind == "map":
+            values = self._find_definition(schema)["values"]
+            yield from self._compare(values, wanted.item_type, column.item_type, f"{at}[]")
+
+    def _compare_fields(
+        self, schema: Any, wanted: pa.DataType, column: pa.DataType, at: str
+    ) -> Iterator[str]:
+        fields = {each["name"]: each for each in self._find_definition(schema)["fields"]}
         for each in column:
             if each.name in fields:
                 inner = wanted.field(each.name).type
@@ -83,16 +100,16 @@ class ParsedSchema:
             if name not in names and "default" not in each:
                 yield f"{at}.{name}: the schema has this field without a default, and the column has not"
 
-    def _find_record(self, schema: Any) -> Mapping[str, Any]:
-        """Return the record that a field's type is, inside a union or by name."""
+    def _find_definition(self, schema: Any) -> Mapping[str, Any]:
+        """Return the record, array or map that a field's type is, inside a union or by name."""
         if isinstance(schema, list):
-            return self._find_record(next(each for each in schema if each != "null"))
+            return self._find_definition(next(each for each in schema if each != "null"))
         if isinstance(schema, str):
-            return self._find_record(self._names[schema])
+            return self._find_definition(self._names[schema])
         if isinstance(schema["type"], dict | list):
-            return self._find_record(schema["type"])
-        record: Mapping[str, Any] = schema
-        return record
+            return self._find_definition(schema["type"])
+        definition: Mapping[str, Any] = schema
+        return definition
 
     @staticmethod
     def _parse(schema: ResolvedSchema, *, stripped: bool) -> tuple[Any, dict[str, Any]]:
@@ -251,14 +268,14 @@ def find_column_problems(writer: ResolvedSchema, column_type: pa.DataType, field
     return list(ParsedSchema(writer).compare(column_type, field))
 
 
-def _fits(column: pa.DataType, wanted: pa.DataType) -> bool:
-    try:
-        pa.nulls(0, column).cast(wanted)
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
-        return False
-    # Arrow casts any number to text and back, which would hide a mistake.
-    are_texts = pa.types.is_string(column), pa.types.is_string(wanted)
-    return are_texts[0] == are_texts[1] or bool(pa.types.is_null(column))
+def _get_kind(arrow_type: pa.DataType) -> str:
+    """Return what a type is whatever its size: values that do not fit in it are refused one by one."""
+    if pa.types.is_timestamp(arrow_type):
+        return "timestamp" if arrow_type.tz else "local timestamp"
+    for kind in _KINDS:
+        if getattr(pa.types, f"is_{kind}")(arrow_type):
+            return kind.removeprefix("large_")
+    return str(arrow_type)
 
 
 def to_plain_rows(column: pa.Array, wanted: pa.DataType) -> Sequence[Any]:

@@ -24,7 +24,7 @@ _NUMBERS: Final = (
     "retries.wait.ms",
     "timeout",
 )
-_REFERENCES_MAX: Final = 1_000
+_REFERENCES_MAX: Final = 500
 
 
 class Registry:
@@ -39,11 +39,9 @@ class Registry:
         """
         self._module = _load_client()
         self._url = settings.get("url", "")
-        values = {
-            name: float(text) if name in _NUMBERS else text
-            for name, text in (_DEFAULTS | dict(settings)).items()
-        }
+        texts = _DEFAULTS | dict(settings)
         try:
+            values = {name: float(text) if name in _NUMBERS else text for name, text in texts.items()}
             self._client = self._module.SchemaRegistryClient(values)
         except (TypeError, ValueError, OSError) as exc:
             raise SchemaError(f"schema.registry.*: {exc}") from exc
@@ -80,19 +78,22 @@ class Registry:
         if (schema.schema_type or _TYPE) != _TYPE:
             raise SchemaError(f"schema {schema_id} is of type {schema.schema_type}, and not {_TYPE}")
         references: dict[str, None] = {}
-        self._collect_references(schema, references)
+        self._collect_references(schema, references, set())
         return ResolvedSchema(schema.schema_str, schema_id, tuple(references))
 
-    def _collect_references(self, schema: Any, texts: dict[str, None]) -> None:
+    def _collect_references(self, schema: Any, texts: dict[str, None], visits: set[tuple[str, int]]) -> None:
         for reference in schema.references or ():
+            if (reference.subject, reference.version) in visits:
+                continue
+            visits.add((reference.subject, reference.version))
+            if len(visits) > _REFERENCES_MAX:
+                raise SchemaError(f"a schema refers to more than {_REFERENCES_MAX} others")
             answer = self._ask(
                 f"version {reference.version} of subject {reference.subject!r}",
                 lambda at=reference: self._client.get_version(at.subject, at.version, True),  # type: ignore[misc]
             )
-            self._collect_references(answer.schema, texts)
+            self._collect_references(answer.schema, texts, visits)
             texts[answer.schema.schema_str] = None
-            if len(texts) > _REFERENCES_MAX:
-                raise SchemaError(f"a schema refers to more than {_REFERENCES_MAX} others")
 
     def _ask(self, subject: str, call: Callable[[], T]) -> T:
         try:

@@ -267,7 +267,7 @@ class SchemaRegistry:
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+    protocol_version = "HTTP/1.0"  # a connection for each request, so that none outlives the registry
     timeout = _SOCKET_TIMEOUT_S
     handle_request: ClassVar[Callable[[str, str, Mapping[str, Any]], Answer]]
 
@@ -284,7 +284,6 @@ class _RequestHandler(BaseHTTPRequestHandler):
         text = self.headers.get("Content-Length", "")
         length = int(text) if text.isdecimal() else 0
         if length > BODY_BYTES_MAX:
-            self.close_connection = True
             self._send(413, {"error_code": 413, "message": f"a body of {length} bytes"})
             return
         try:

@@ -103,6 +103,7 @@ def test_every_type_is_decoded_as_written_and_written_back_to_the_same_bytes() -
     assert not decoded.failures
     assert decoded.array.to_pylist() == [ROW, None, ROW]
     assert all(each.type.unit == "us" for each in decoded.array.type if pa.types.is_timestamp(each.type))
+    assert find_column_problems(ResolvedSchema(EVERY_TYPE, 1), decoded.array.type, "value") == []
     encoder = AvroEncoder(ResolvedSchema(EVERY_TYPE, 1))
     assert encoder.encode(decoded.array).to_pylist() == [data, None, data]
     assert encoder.encode(decoded.array.slice(1)).to_pylist() == [None, data]
@@ -224,11 +225,35 @@ def test_columns_are_compared_with_the_schema_before_a_row_is_written() -> None:
         "value.cents: the schema has this field without a default, and the column has not",
     ]
     assert find_column_problems(schema, pa.string(), "value") != []
+    times = pa.struct([("cents", pa.timestamp("us", "UTC")), ("id", pa.string()), ("at", inner)])
+    problems = find_column_problems(schema, times, "value")
+    assert problems == ["value.cents: is timestamp[us, tz=UTC], and the schema has int32"]
     whole = pa.struct([("at", inner), ("again", pa.struct([("z", pa.int32())]))])
     twice = ResolvedSchema(record(("at", at), ("again", ["null", "At"])), 1)
     assert find_column_problems(twice, whole, "key")[0].startswith(
         "key.again.z: the schema has no such field"
     )
+
+
+def test_what_is_inside_arrays_and_maps_is_compared_too() -> None:
+    item = {"type": "record", "name": "Item", "fields": [{"name": "x", "type": "int"}]}
+    items, prices = {"type": "array", "items": ["null", item]}, {"type": "map", "values": "double"}
+    schema = ResolvedSchema(record(("items", items), ("prices", ["null", prices])), 1)
+    inner = pa.struct([("x", pa.int64())])
+    prices_type = pa.map_(pa.string(), pa.int32())
+    fitting = pa.struct([("items", pa.list_(inner)), ("prices", prices_type)])
+    assert find_column_problems(schema, fitting, "value") == []
+    row = {"items": [{"x": 1}, None], "prices": {"a": 2}}
+    data = AvroEncoder(schema).encode(pa.array([row], fitting))
+    decoded = AvroDecoder(schema, lambda _: schema).decode(data).array.to_pylist()
+    assert decoded == [{"items": [{"x": 1}, None], "prices": [("a", 2.0)]}]
+    wrong_item = pa.struct([("y", pa.int64())])
+    wrong = pa.struct([("items", pa.list_(wrong_item)), ("prices", pa.map_(pa.string(), pa.string()))])
+    assert find_column_problems(schema, wrong, "value") == [
+        "value.items[].y: the schema has no such field, and it would be lost",
+        "value.items[].x: the schema has this field without a default, and the column has not",
+        "value.prices[]: is string, and the schema has double",
+    ]
 
 
 def test_a_schema_is_made_of_columns_and_takes_them() -> None:
