@@ -9,7 +9,13 @@ import pytest
 
 from tallystick._lazy import MissingLibrary
 from tallystick.schemas.avro import AvroDecoder
-from tallystick.schemas.model import RegistryUnavailable, ResolvedSchema, SchemaError, UnknownSchema
+from tallystick.schemas.model import (
+    ColumnFormat,
+    RegistryUnavailable,
+    ResolvedSchema,
+    SchemaError,
+    UnknownSchema,
+)
 from tallystick.schemas.registry import Registry, get_registry
 from tallystick.testing import SchemaRegistry
 from tallystick.testing.schema_registry import BODY_BYTES_MAX
@@ -28,17 +34,17 @@ def client(tallystick_schema_registry: SchemaRegistry) -> Iterator[Registry]:
 
 
 def test_schemas_are_found_looked_up_and_registered(client: Registry) -> None:
-    first = client.register("t-value", ONE)
+    first = client.register("t-value", ONE, ColumnFormat.AVRO)
     assert first == ResolvedSchema(ONE, 1)
     assert client.find_latest("t-value") == first
-    assert client.register("t-value", TWO).schema_id == 2
+    assert client.register("t-value", TWO, ColumnFormat.AVRO).schema_id == 2
     assert client.find_latest("t-value") == ResolvedSchema(TWO, 2)
-    assert client.look_up("t-value", ONE).schema_id == 1
+    assert client.look_up("t-value", ONE, ColumnFormat.AVRO).schema_id == 1
     assert client.find_schema(2).text == TWO
 
 
 def test_a_schema_is_asked_for_once(client: Registry, tallystick_schema_registry: SchemaRegistry) -> None:
-    client.register("t-value", ONE)
+    client.register("t-value", ONE, ColumnFormat.AVRO)
     client.find_schema(1)
     before = tallystick_schema_registry.request_count
     client.find_schema(1)
@@ -52,11 +58,11 @@ def test_what_the_registry_does_not_know_is_told_from_what_it_does_not_say(
         client.find_schema(7)
     with pytest.raises(UnknownSchema, match="about subject 'no-value'"):
         client.find_latest("no-value")
-    client.register("t-value", ONE)
+    client.register("t-value", ONE, ColumnFormat.AVRO)
     with pytest.raises(UnknownSchema, match="this schema under subject 't-value'"):
-        client.look_up("t-value", TWO)
+        client.look_up("t-value", TWO, ColumnFormat.AVRO)
     with pytest.raises(SchemaError, match="answered 409"):
-        client.register("t-value", ONE.replace("int", "string"))
+        client.register("t-value", ONE.replace("int", "string"), ColumnFormat.AVRO)
     for status in (401, 503):
         tallystick_schema_registry.set_status(status)
         with pytest.raises(RegistryUnavailable, match=f"answered {status}"):
@@ -71,7 +77,7 @@ def test_a_schema_of_another_type_is_no_avro(
     client: Registry, tallystick_schema_registry: SchemaRegistry
 ) -> None:
     tallystick_schema_registry.register("p-value", 'syntax = "proto3";', "PROTOBUF")
-    with pytest.raises(SchemaError, match="schema 1 is of type PROTOBUF, and not AVRO"):
+    with pytest.raises(SchemaError, match="schema 1 is of type PROTOBUF, and not AVRO or JSON"):
         client.find_schema(1)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from tests.support.dual_world import new_name
@@ -268,3 +270,24 @@ def test_a_batch_write_encodes_keys_and_values(place: Place) -> None:
     (record,) = committed_records(place.client, place.target)
     assert record.key is not None
     assert record.key[5:] == b"\x02k"
+
+
+def test_json_with_a_schema_is_read_and_written(place: Place) -> None:
+    properties = {"id": {"type": "string"}, "cents": {"type": "integer"}}
+    text = json.dumps({"title": "Order", "type": "object", "properties": properties, "required": ["id"]})
+    with SchemaRegistryClient({"url": place.registry.url}) as client:
+        settings = {**place.client, "value.serializer": JSONSerializer(text, client)}
+        with Producer[bytes, Any](settings) as producer:
+            producer.send(place.source, ONE).result(10)
+    place.send_bytes(b"junk")
+    place.registry.register(f"{place.target}-value", text, "JSON")
+    rows = place.read(value_format="json", onMalformed="null")
+    assert [row.value and tuple(row.value) for row in rows.orderBy("offset").collect()] == [("a", 1), None]
+    frame = place.stream(value_format="json", onMalformed="null").where("malformed is null")
+    place.run(frame.select("value"), value_format="json")
+    (record,) = committed_records(place.client, place.target)
+    assert record.value is not None
+    read = JSONDeserializer(text)
+    assert read(record.value, SerializationContext(place.target, MessageField.VALUE)) == ONE
+    with pytest.raises(PySparkException, match=r"schema 1 is of format json, and value\.format is avro"):
+        place.read()

@@ -9,48 +9,29 @@ Source: Apache Avro 1.12 specification, "Schema Resolution".
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallystick import _lazy
 from tallystick.kernel.check import require
-from tallystick.kernel.value import Value
 from tallystick.schemas.avro_types import strip_logical_types, to_arrow_type, to_column_type
+from tallystick.schemas.column_codec import (
+    REASON_LENGTH_MAX,
+    ColumnDecoder,
+    RowRefused,
+    Undecodable,
+    get_kind,
+)
 from tallystick.schemas.model import (
     PREFIX_BYTES,
+    ColumnFormat,
     FindSchema,
-    RegistryUnavailable,
     ResolvedSchema,
     SchemaError,
     build_prefix,
-    read_schema_id,
 )
-
-_REASON_LENGTH_MAX: Final = 500
-_KINDS: Final = (
-    *("boolean", "integer", "floating", "decimal", "struct", "map"),
-    *("binary", "large_binary", "string", "large_string", "list", "large_list"),
-)
-
-
-class DecodedColumn(Value):
-    """A decoded column: null where a row has no bytes or cannot be decoded, and why, by row."""
-
-    array: Any
-    failures: Mapping[int, str]
-
-
-class RowRefused(SchemaError):
-    """A row cannot be encoded. Attributes: row, its place in the column; why."""
-
-    def __init__(self, row: int, why: str) -> None:
-        super().__init__(row, why)
-        self.row, self.why = row, why
-
-    def __str__(self) -> str:
-        return f"row {self.row} of the column cannot be encoded: {self.why}"
 
 
 class ParsedSchema:
@@ -71,10 +52,10 @@ class ParsedSchema:
         yield from self._compare(self.whole, self.build_type(), column_type, field)
 
     def _compare(self, schema: Any, wanted: pa.DataType, column: pa.DataType, at: str) -> Iterator[str]:
-        kind = _get_kind(wanted)
+        kind = get_kind(wanted)
         if pa.types.is_null(column):
             return
-        if _get_kind(column) != kind and (_get_kind(column), kind) != ("integer", "floating"):
+        if get_kind(column) != kind and (get_kind(column), kind) != ("integer", "floating"):
             yield f"{at}: is {column}, and the schema has {wanted}"
         elif kind == "struct":
             yield from self._compare_fields(schema, wanted, column, at)
@@ -139,92 +120,33 @@ def _load_json(text: str) -> Any:
         raise SchemaError(f"not a valid Avro schema: {exc}") from exc
 
 
-class AvroDecoder:
-    """Decodes columns of one field as a reader's schema wants it. For one thread."""
+class AvroDecoder(ColumnDecoder):
+    """Decodes columns of one field as a reader's schema wants it. For one thread.
+
+    Cost: about 3 us a record of five fields, 5 us if its schema is not the reader's.
+    """
+
+    format = ColumnFormat.AVRO
 
     def __init__(self, reader: ResolvedSchema, find_schema: FindSchema) -> None:
         """Take the reader's schema, and how to find the writers'. Raises: SchemaError."""
         self._reader = ParsedSchema(reader)
-        self._unit_type = self._reader.build_type()
-        self.type = to_column_type(self._unit_type)
-        self._find_schema = find_schema
-        self._writers: dict[int, Any] = {}
-        self._missing_ids: dict[int, str] = {}
+        unit_type = self._reader.build_type()
+        super().__init__(unit_type, to_column_type(unit_type), find_schema)
         self._read = _lazy.load("fastavro").schemaless_reader
 
-    def decode(self, column: pa.Array) -> DecodedColumn:
-        """Decode a column of bytes.
+    def parse_writer(self, schema: ResolvedSchema) -> Any:
+        writer = ParsedSchema(schema).raw
+        return self._reader.raw if writer == self._reader.raw else writer
 
-        Raises: RegistryUnavailable.
-        Cost: about 3 us a record of five fields, 5 us if its schema is not the reader's.
-        """
-        rows: list[Any] = []
-        failures: dict[int, str] = {}
-        for row, data in enumerate(column.to_pylist()):
-            try:
-                rows.append(None if data is None else self._decode_record(data))
-            except _Undecodable as exc:
-                rows.append(None)
-                failures[row] = exc.why[:_REASON_LENGTH_MAX]
-        return DecodedColumn(self._build_column(rows, failures), failures)
-
-    def _decode_record(self, data: bytes) -> Any:
-        schema_id = read_schema_id(data)
-        if schema_id is None:
-            raise _Undecodable(f"no schema id: {len(data)} bytes that begin with {data[:5].hex(' ')!r}")
-        writer = self._writers.get(schema_id)
-        if writer is None:
-            writer = self._writers[schema_id] = self._load_writer(schema_id)
+    def read_record(self, data: bytes, writer: Any) -> Any:
         file = io.BytesIO(data)
         file.seek(PREFIX_BYTES)
         reader = self._reader.raw
-        try:
-            record = self._read(file, writer, None if writer is reader else reader)
-        except Exception as exc:  # fastavro raises what it meets: EOFError, IndexError, UnicodeDecodeError
-            raise _Undecodable(f"schema {schema_id}: {type(exc).__name__}: {exc}") from exc
+        record = self._read(file, writer, None if writer is reader else reader)
         if file.tell() != len(data):
-            raise _Undecodable(
-                f"schema {schema_id}: the record ends after {file.tell()} bytes of {len(data)}"
-            )
+            raise Undecodable(f"the record ends after {file.tell()} bytes of {len(data)}")
         return record
-
-    def _load_writer(self, schema_id: int) -> Any:
-        if schema_id in self._missing_ids:
-            raise _Undecodable(self._missing_ids[schema_id])
-        try:
-            writer = ParsedSchema(self._find_schema(schema_id)).raw
-        except RegistryUnavailable:
-            raise
-        except (
-            SchemaError
-        ) as exc:  # there is none, or it is not Avro's: asking again helps no record of this task
-            self._missing_ids[schema_id] = f"schema {schema_id}: {exc}"
-            raise _Undecodable(self._missing_ids[schema_id]) from exc
-        return self._reader.raw if writer == self._reader.raw else writer
-
-    def _build_column(self, rows: list[Any], failures: dict[int, str]) -> pa.Array:
-        try:
-            return self._convert(rows)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            for row, record in enumerate(rows):
-                try:
-                    self._convert([record])
-                except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as exc:
-                    rows[row], failures[row] = None, str(exc)[:_REASON_LENGTH_MAX]
-            return self._convert(rows)
-
-    def _convert(self, rows: list[Any]) -> pa.Array:
-        column = pa.array(rows, self._unit_type)
-        if self._unit_type == self.type:
-            return column
-        # Spark has microseconds: what is finer is cut off, what is out of range is refused.
-        return pc.cast(column, options=pc.CastOptions(self.type, allow_time_truncate=True))
-
-
-class _Undecodable(Exception):
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
 
 
 class AvroEncoder:
@@ -255,7 +177,7 @@ class AvroEncoder:
             try:
                 write(file, schema, record)
             except Exception as exc:  # fastavro raises what it meets: TypeError, ValueError, KeyError
-                raise RowRefused(row, f"{type(exc).__name__}: {exc}"[:_REASON_LENGTH_MAX]) from exc
+                raise RowRefused(row, f"{type(exc).__name__}: {exc}"[:REASON_LENGTH_MAX]) from exc
             results.append(file.getvalue())
         return pa.array(results, pa.binary())
 
@@ -266,16 +188,6 @@ def find_column_problems(writer: ResolvedSchema, column_type: pa.DataType, field
     Raises: SchemaError.
     """
     return list(ParsedSchema(writer).compare(column_type, field))
-
-
-def _get_kind(arrow_type: pa.DataType) -> str:
-    """Return what a type is whatever its size: values that do not fit in it are refused one by one."""
-    if pa.types.is_timestamp(arrow_type):
-        return "timestamp" if arrow_type.tz else "local timestamp"
-    for kind in _KINDS:
-        if getattr(pa.types, f"is_{kind}")(arrow_type):
-            return kind.removeprefix("large_")
-    return str(arrow_type)
 
 
 def to_plain_rows(column: pa.Array, wanted: pa.DataType) -> Sequence[Any]:

@@ -38,6 +38,7 @@ class ColumnFormat(StrEnum):
     BYTES = "bytes"  # unchanged
     STRING = "string"  # UTF-8
     AVRO = "avro"  # Avro with the registry's prefix
+    JSON = "json"  # JSON with the registry's prefix, as a JSON Schema says
 
 
 class SubjectStrategy(StrEnum):
@@ -81,7 +82,7 @@ class FieldFormat(Value, kw_only=True):
     @property
     def has_schema(self) -> bool:
         """Whether a registry is needed."""
-        return self.format is ColumnFormat.AVRO
+        return self.format in (ColumnFormat.AVRO, ColumnFormat.JSON)
 
     def find_subject(self, topic: str | None, record_name: str | None) -> str:
         """Return the subject of the field's schema.
@@ -116,6 +117,16 @@ class ResolvedSchema(Value):
     text: str
     schema_id: int | None = None
     references: tuple[str, ...] = ()
+    format: ColumnFormat = ColumnFormat.AVRO
+
+
+def check_format(schema: ResolvedSchema, field: FieldFormat) -> None:
+    """Raise SchemaError for a schema of another format than the field's."""
+    if schema.format is not field.format:
+        raise SchemaError(
+            f"schema {schema.schema_id} is of format {schema.format}, and {field.field}.format is "
+            f"{field.format}"
+        )
 
 
 def build_prefix(schema_id: int) -> bytes:

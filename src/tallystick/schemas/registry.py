@@ -9,11 +9,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from tallystick import _lazy
-from tallystick.schemas.model import RegistryUnavailable, ResolvedSchema, SchemaError, UnknownSchema
+from tallystick.schemas.model import (
+    ColumnFormat,
+    RegistryUnavailable,
+    ResolvedSchema,
+    SchemaError,
+    UnknownSchema,
+)
 
 T = TypeVar("T")
 
-_TYPE: Final = "AVRO"
+_TYPES: Final = {ColumnFormat.AVRO: "AVRO", ColumnFormat.JSON: "JSON"}
+_FORMATS: Final = {name: column_format for column_format, name in _TYPES.items()}
 # The client waits without a limit unless it is told one.
 _DEFAULTS: Final = {"timeout": "30"}
 _NUMBERS: Final = (
@@ -47,7 +54,7 @@ class Registry:
             raise SchemaError(f"schema.registry.*: {exc}") from exc
 
     def find_schema(self, schema_id: int) -> ResolvedSchema:
-        """Return the schema of an id. Raises: UnknownSchema; SchemaError for one that is not Avro's."""
+        """Return the schema of an id. Raises: UnknownSchema; SchemaError for Protobuf."""
         schema = self._ask(f"schema {schema_id}", lambda: self._client.get_schema(schema_id))
         return self._resolve(schema, schema_id)
 
@@ -57,29 +64,32 @@ class Registry:
         answer = self._ask(f"subject {subject!r}", lambda: self._client.get_latest_version(subject))
         return self._resolve(answer.schema, answer.schema_id)
 
-    def look_up(self, subject: str, text: str) -> ResolvedSchema:
+    def look_up(self, subject: str, text: str, column_format: ColumnFormat) -> ResolvedSchema:
         """Return a schema with its id, if it is registered under a subject. Raises: UnknownSchema."""
-        schema = self._module.Schema(text, _TYPE)
+        schema = self._module.Schema(text, _TYPES[column_format])
         answer = self._ask(
             f"this schema under subject {subject!r}", lambda: self._client.lookup_schema(subject, schema)
         )
-        return ResolvedSchema(text, answer.schema_id)
+        return ResolvedSchema(text, answer.schema_id, format=column_format)
 
-    def register(self, subject: str, text: str) -> ResolvedSchema:
+    def register(self, subject: str, text: str, column_format: ColumnFormat) -> ResolvedSchema:
         """Register a schema under a subject, unless it is there. Raises: SchemaError if it is refused."""
-        schema = self._module.Schema(text, _TYPE)
+        schema = self._module.Schema(text, _TYPES[column_format])
         schema_id = self._ask(f"subject {subject!r}", lambda: self._client.register_schema(subject, schema))
-        return ResolvedSchema(text, schema_id)
+        return ResolvedSchema(text, schema_id, format=column_format)
 
     def close(self) -> None:
         self._client.close()
 
     def _resolve(self, schema: Any, schema_id: int) -> ResolvedSchema:
-        if (schema.schema_type or _TYPE) != _TYPE:
-            raise SchemaError(f"schema {schema_id} is of type {schema.schema_type}, and not {_TYPE}")
+        column_format = _FORMATS.get(schema.schema_type or "AVRO")
+        if column_format is None:
+            raise SchemaError(
+                f"schema {schema_id} is of type {schema.schema_type}, and not {' or '.join(_FORMATS)}"
+            )
         references: dict[str, None] = {}
         self._collect_references(schema, references, set())
-        return ResolvedSchema(schema.schema_str, schema_id, tuple(references))
+        return ResolvedSchema(schema.schema_str, schema_id, tuple(references), column_format)
 
     def _collect_references(self, schema: Any, texts: dict[str, None], visits: set[tuple[str, int]]) -> None:
         for reference in schema.references or ():

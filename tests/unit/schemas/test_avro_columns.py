@@ -11,8 +11,9 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from tallystick.schemas.avro import AvroDecoder, AvroEncoder, RowRefused, find_column_problems
+from tallystick.schemas.avro import AvroDecoder, AvroEncoder, find_column_problems
 from tallystick.schemas.avro_types import to_avro_schema
+from tallystick.schemas.column_codec import RowRefused
 from tallystick.schemas.model import (
     ColumnFormat,
     FieldFormat,

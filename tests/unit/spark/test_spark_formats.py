@@ -51,12 +51,15 @@ def test_what_is_given_is_taken() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"value_format": "xml"}, "value.format: 'xml' is not one of bytes, string, avro"),
+        ({"value_format": "xml"}, "value.format: 'xml' is not one of bytes, string, avro, json"),
         ({"value_format": "avro"}, "schema.registry.url: required by a format with schemas"),
         ({"key_format": "avro", "schema_registry_url": "r:1"}, "schema.registry.url: must be http://..."),
         ({"schema_registry_url": "http://r"}, "schema.registry.url: has an effect with"),
-        ({"value_schema": "long"}, "value.schema: has an effect with value.format=avro alone"),
-        ({"key_format": "string", "key_subject": "s"}, "key.subject: has an effect with key.format=avro"),
+        ({"value_schema": "long"}, "value.schema: has an effect with value.format avro or json alone"),
+        (
+            {"key_format": "string", "key_subject": "s"},
+            "key.subject: has an effect with key.format avro or json",
+        ),
         ({"onmalformed": "null"}, "onMalformed: has an effect with"),
         ({"auto_register_schemas": "yes"}, "auto.register.schemas: 'yes' is not true or false"),
     ],

@@ -76,7 +76,9 @@ def parse_format_options(texts: Mapping[str, str], problems: list[str]) -> Forma
     if any(each.has_schema for each in options.fields):
         problems += find_registry_problems(registry)
     elif registry:
-        problems.append("schema.registry.url: has an effect with key.format or value.format avro alone")
+        problems.append(
+            "schema.registry.url: has an effect with key.format or value.format avro or json alone"
+        )
     if "onmalformed" in texts and not options.fields:
         problems.append("onMalformed: has an effect with key.format or value.format alone")
     return options
@@ -99,7 +101,7 @@ def _parse_field(texts: Mapping[str, str], field: str, problems: list[str]) -> F
     )
     if not result.has_schema:
         problems += [
-            f"{name}: has an effect with {field}.format=avro alone"
+            f"{name}: has an effect with {field}.format avro or json alone"
             for name in (f"{field}.schema", f"{field}.subject", f"{field}.subject.strategy")
             if name in texts
         ]

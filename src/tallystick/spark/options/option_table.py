@@ -65,15 +65,15 @@ def _build_format_options(field: str) -> tuple[Option, ...]:
     return (
         Option(
             name=f"{field}.format",
-            values="`bytes`, `string`, `avro`",
+            values="`bytes`, `string`, `avro`, `json`",
             default="`bytes`",
             sides=sides,
             doc=f"How the {field} is encoded. A source's column has the type of the format, and a sink's "
-            "column must fit it; `avro` needs `schema.registry.url`.",
+            "column must fit it. `avro` and `json` (JSON Schema) need `schema.registry.url`.",
         ),
         Option(
             name=f"{field}.schema",
-            values="Avro schema, as JSON",
+            values="Avro schema as JSON, or JSON Schema",
             default="the subject's latest version",
             sides=sides,
             doc="The reader's schema of a source, which decides its columns; the writer's of a sink, which "
@@ -252,7 +252,7 @@ OPTIONS: Final = (
         name="schema.registry.url",
         values="URL",
         sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
-        doc="The schema registry of the format `avro`. `schema.registry.` and a name is a setting of "
+        doc="The schema registry of formats with schemas. `schema.registry.` and a name is a setting of "
         "confluent-kafka's registry client, such as `schema.registry.basic.auth.user.info`.",
     ),
     Option(

@@ -17,14 +17,20 @@ from pyspark.sql.types import DataType, StructType
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
-from tallystick.schemas.avro import AvroEncoder, ParsedSchema, find_column_problems
-from tallystick.schemas.avro_types import to_avro_schema
+from tallystick.schemas.columns import (
+    ColumnEncoder,
+    build_encoder,
+    build_schema_text,
+    find_record_name,
+    find_writing_problems,
+)
 from tallystick.schemas.model import (
     FieldFormat,
     ResolvedSchema,
     SchemaError,
     UnknownSchema,
     build_record_name,
+    check_format,
 )
 from tallystick.schemas.registry import get_registry
 from tallystick.spark.checkpoint import keep_schema_id
@@ -85,21 +91,21 @@ def resolve_writer(place: SchemaPlace, field: FieldFormat, data_type: DataType) 
     """
     column_type = to_arrow_type(data_type, timezone=_TIME_ZONE)
     writer = _find_writer(place, field, column_type)
-    problems = find_column_problems(writer, column_type, field.field)
+    problems = find_writing_problems(writer, column_type, field.field)
     if problems:
         raise BadConfig("\n".join(f"schema {writer.schema_id}: {problem}" for problem in problems))
-    AvroEncoder(writer)
+    build_encoder(writer)
     return writer
 
 
 def _find_writer(place: SchemaPlace, field: FieldFormat, column_type: pa.DataType | None) -> ResolvedSchema:
     registry = get_registry(place.formats.registry)
     if field.schema is not None:
-        record_name = ParsedSchema(ResolvedSchema(field.schema)).name
+        record_name = find_record_name(ResolvedSchema(field.schema, format=field.format))
         subject = field.find_subject(place.topic, record_name)
         if place.formats.auto_register:
-            return registry.register(subject, field.schema)
-        return registry.look_up(subject, field.schema)
+            return registry.register(subject, field.schema, field.format)
+        return registry.look_up(subject, field.schema, field.format)
     subject = field.find_subject(place.topic, None)
 
     def find_id() -> int:
@@ -108,15 +114,18 @@ def _find_writer(place: SchemaPlace, field: FieldFormat, column_type: pa.DataTyp
         except UnknownSchema as exc:
             if column_type is None:
                 raise
-            text = to_avro_schema(column_type, build_record_name(place.topic or subject, field.field))
+            name = build_record_name(place.topic or subject, field.field)
+            text = build_schema_text(field.format, column_type, name)
             if place.formats.auto_register:
-                return require_id(registry.register(subject, text))
+                return require_id(registry.register(subject, text, field.format))
             raise SchemaError(
                 f"{exc}. Register a schema, or set auto.register.schemas to true. One for these columns is "
                 f"{text}"
             ) from exc
 
-    return registry.find_schema(keep_schema_id(place.checkpoint, subject, find_id, create=place.create))
+    writer = registry.find_schema(keep_schema_id(place.checkpoint, subject, find_id, create=place.create))
+    check_format(writer, field)
+    return writer
 
 
 def require_id(schema: ResolvedSchema) -> int:
@@ -128,7 +137,7 @@ def require_id(schema: ResolvedSchema) -> int:
 
 def encode_batches(batches: Iterable[pa.RecordBatch], encoding: RecordEncoding) -> Iterator[pa.RecordBatch]:
     """Yield batches whose keys and values are bytes. Raises: InvalidRows."""
-    encoders = {name: AvroEncoder(writer) for name, writer in encoding.writers.items()}
+    encoders = {name: build_encoder(writer) for name, writer in encoding.writers.items()}
     for batch in batches:
         columns = [
             _encode(encoders[name], batch.column(name), name) if name in encoders else batch.column(name)
@@ -137,7 +146,7 @@ def encode_batches(batches: Iterable[pa.RecordBatch], encoding: RecordEncoding) 
         yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def _encode(encoder: AvroEncoder, column: pa.Array, name: str) -> pa.Array:
+def _encode(encoder: ColumnEncoder, column: pa.Array, name: str) -> pa.Array:
     try:
         return encoder.encode(column)
     except SchemaError as exc:
@@ -146,11 +155,11 @@ def _encode(encoder: AvroEncoder, column: pa.Array, name: str) -> pa.Array:
 
 def build_serializer(writer: ResolvedSchema, field: str) -> Callable[..., Any]:
     """Return a function of a column, for Spark's expressions, that returns the encoded column."""
-    encoders: list[AvroEncoder] = []
+    encoders: list[ColumnEncoder] = []
 
     def serialize(column: pa.Array) -> pa.Array:
         if not encoders:  # in the worker: the function is pickled
-            encoders.append(AvroEncoder(writer))
+            encoders.append(build_encoder(writer))
         return _encode(encoders[0], column, field)
 
     serialize.__annotations__ = {"column": pa.Array, "return": pa.Array}
@@ -180,7 +189,7 @@ def register_serializer(
     formats = parse_format_options({name.lower(): text for name, text in options.items()}, problems)
     format_of_field = formats.key if field == "key" else formats.value
     if not format_of_field.has_schema:
-        problems.append(f"{field}.format: must be avro")
+        problems.append(f"{field}.format: must be avro or json")
     if problems:
         raise BadConfig("\n".join(problems))
     writer = _find_writer(SchemaPlace(formats=formats, topic=topic), format_of_field, None)

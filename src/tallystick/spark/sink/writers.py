@@ -222,20 +222,21 @@ def parse_checked_options(
     except BadConfig as exc:
         problems += str(exc).splitlines()
     texts = {name.lower(): text for name, text in raw_options.items()}
-    avro_columns = {name for name in FIELDS if texts.get(f"{name}.format", "").strip() == ColumnFormat.AVRO}
-    problems += _find_schema_problems(schema, texts.get("topic"), avro_columns)
+    formats = (ColumnFormat.AVRO, ColumnFormat.JSON)
+    schema_columns = {name for name in FIELDS if texts.get(f"{name}.format", "").strip() in formats}
+    problems += _find_schema_problems(schema, texts.get("topic"), schema_columns)
     if problems or options is None:
         raise BadConfig("\n".join(problems))
     return options
 
 
 def _find_schema_problems(
-    schema: StructType, topic: str | None, avro_columns: Container[str]
+    schema: StructType, topic: str | None, schema_columns: Container[str]
 ) -> Iterator[str]:
     """Yield the problems of the columns, by the rules of Spark's own sink (KafkaWriter.validateQuery).
 
     Args:
-        avro_columns: columns that are compared with a registered schema later.
+        schema_columns: columns that are compared with a registered schema later.
     """
     columns: dict[str, Any] = {field.name: field.dataType for field in schema.fields}
     if "value" not in columns:
@@ -244,7 +245,7 @@ def _find_schema_problems(
         yield "topic: required, as an option or as a column"
     for name, kinds in _COLUMN_TYPES.items():
         data_type = columns.get(name)
-        if data_type is not None and not isinstance(data_type, kinds) and name not in avro_columns:
+        if data_type is not None and not isinstance(data_type, kinds) and name not in schema_columns:
             type_names = " or ".join(kind.typeName() for kind in kinds)
             yield f"column {name}: is {data_type.simpleString()}, and must be {type_names}"
     headers = columns.get("headers")

@@ -18,8 +18,15 @@ from pyspark.sql.types import DataType, StructType
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
-from tallystick.schemas.avro import AvroDecoder, DecodedColumn, ParsedSchema
-from tallystick.schemas.model import ColumnFormat, FieldFormat, ResolvedSchema, SchemaError
+from tallystick.schemas.column_codec import DecodedColumn
+from tallystick.schemas.columns import build_decoder
+from tallystick.schemas.model import (
+    ColumnFormat,
+    FieldFormat,
+    ResolvedSchema,
+    SchemaError,
+    check_format,
+)
 from tallystick.schemas.registry import get_registry
 from tallystick.spark.options.format_options import FormatOptions
 from tallystick.spark.options.source_options import Assigned, SourceOptions, Subscribed
@@ -103,11 +110,12 @@ def _build_column_types(decoding: RecordDecoding) -> dict[str, DataType]:
 
 def _resolve_reader(field: FieldFormat, options: SourceOptions) -> ResolvedSchema:
     if field.schema is not None:
-        reader = ResolvedSchema(field.schema)
+        reader = ResolvedSchema(field.schema, format=field.format)
     else:
         subject = field.find_subject(_find_only_topic(options), None)
         reader = get_registry(options.formats.registry).find_latest(subject)
-    ParsedSchema(reader).build_type()
+    check_format(reader, field)
+    build_decoder(reader, get_registry(options.formats.registry).find_schema)
     return reader
 
 
@@ -128,7 +136,9 @@ class RecordDecoder:
         self._decoding = decoding
         formats = decoding.formats
         self._decoders: dict[str, Any] = {
-            name: AvroDecoder(reader, lambda schema_id: get_registry(formats.registry).find_schema(schema_id))
+            name: build_decoder(
+                reader, lambda schema_id: get_registry(formats.registry).find_schema(schema_id)
+            )
             for name, reader in decoding.readers.items()
         }
         self._decoders |= {
