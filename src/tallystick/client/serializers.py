@@ -35,7 +35,6 @@ else:
 Header = tuple[str, bytes | None]
 SerializedHeaders = tuple[Header, ...]
 Serializer = Callable[[Any, "SerializationContext"], bytes | None]
-Deserializer = Callable[[bytes | None, "SerializationContext"], Any]
 
 SERIALIZER_NAMES: Final = ("key.serializer", "value.serializer")
 DESERIALIZER_NAMES: Final = ("key.deserializer", "value.deserializer")
@@ -131,7 +130,7 @@ class RecordSerializer:
 def build_record_serializer(functions: Mapping[str, object]) -> RecordSerializer | None:
     """Return the serializers among a producer's settings; None if it has none, and takes bytes."""
     key, value = (functions.get(name) for name in SERIALIZER_NAMES)
-    return RecordSerializer(key, value) if key or value else None  # type: ignore[arg-type]
+    return None if key is None and value is None else RecordSerializer(key, value)  # type: ignore[arg-type]
 
 
 def _refuse_result(result: object, context: SerializationContext) -> NoReturn:

@@ -80,7 +80,7 @@ def find_first_offsets(records: Iterable[ConsumerRecord]) -> dict[TopicPartition
 def build_record_deserializer(functions: Mapping[str, object]) -> RecordDeserializer | None:
     """Return the deserializers among a consumer's settings; None if it has none, and returns bytes."""
     key, value = (functions.get(name) for name in DESERIALIZER_NAMES)
-    return RecordDeserializer(key, value) if key or value else None  # type: ignore[arg-type]
+    return None if key is None and value is None else RecordDeserializer(key, value)  # type: ignore[arg-type]
 
 
 def refuse_columns(deserializer: RecordDeserializer | None) -> None:
