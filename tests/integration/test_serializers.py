@@ -17,6 +17,7 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import StringDeserializer, StringSerializer
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from tests.support.dual_world import new_name
 from tests.support.raw_producer import make_topic
@@ -25,7 +26,8 @@ from tests.support.reading import committed_records
 import tallystick
 from tallystick import Consumer, Producer, TopicPartition
 from tallystick.client.serializers import SerializationContext
-from tallystick.dualwrite import DualWriter, SqlStore, WriterPool
+from tallystick.dualwrite import AsyncSqlStore, DualWriter, SqlStore, WriterPool
+from tallystick.dualwrite import aio as dualwrite_aio
 from tallystick.errors import DeserializationFailed, IllegalState, SerializationFailed
 from tallystick.testing import EmbeddedBroker, SchemaRegistry
 
@@ -271,6 +273,44 @@ def test_a_serializer_that_fails_in_a_savepoint_takes_back_its_rows(shop: Shop) 
                 part.send(shop.topic, {"id": "o-3", "cents": 1})
                 part.send_batch(shop.topic, [{"id": "o-3", "cents": 2}])
     assert (shop.rows(), shop.sent()) == (["o-1", "o-3"], 3)
+
+
+def test_the_same_is_true_of_an_awaited_writer(
+    broker: EmbeddedBroker, tmp_path: Path, topic: str, client: SchemaRegistryClient
+) -> None:
+    async def story() -> list[str]:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}", poolclass=NullPool)
+        async with engine.begin() as connection:
+            await connection.execute(text("CREATE TABLE paid (id TEXT)"))
+        store = AsyncSqlStore(engine)
+        await store.create()
+        insert = text("INSERT INTO paid VALUES (:id)")
+        settings = {
+            **config(broker, value_serializer=AvroSerializer(client, AVRO)),
+            "transactional.id": topic,
+        }
+        async with dualwrite_aio.DualWriter(store, settings) as writer:
+            await writer.recover()
+            with pytest.raises(SerializationFailed, match="cents"):
+                async with writer.transaction() as txn:
+                    await txn.connection.execute(insert, {"id": "o-0"})
+                    await txn.send(topic, ORDER)
+                    await txn.send(topic, BAD)
+            async with writer.transaction() as txn:
+                with pytest.raises(SerializationFailed, match="cents"):
+                    async with txn.savepoint() as part:
+                        await txn.connection.execute(insert, {"id": "o-2"})
+                        part.send(topic, BAD)
+                async with txn.savepoint() as part:
+                    await txn.connection.execute(insert, {"id": "o-1"})
+                    part.send(topic, ORDER)
+        async with engine.connect() as connection:
+            rows = list((await connection.execute(text("SELECT id FROM paid"))).scalars())
+        await engine.dispose()
+        return rows
+
+    assert asyncio.run(story()) == ["o-1"]
+    assert len(committed_records(config(broker), topic)) == 1
 
 
 def test_a_unit_whose_serializer_fails_fails_alone(shop: Shop) -> None:
