@@ -79,6 +79,9 @@ and librdkafka's names of the same are understood; for security, kafka-python's 
 reported at once. Three names take objects of Python and not texts: `oauth_cb`, a function that returns a
 token and when it expires (in seconds or milliseconds since 1970), `sasl_oauth_token_provider`, an object
 whose method `token()` returns one, and `ssl_context`, an `ssl.SSLContext` that is used as it is.
+Four are functions, as in confluent-kafka: `key.serializer` and `value.serializer` of a producer take an
+object and a context (`topic`, `field`, `headers`) and return bytes, `key.deserializer` and
+`value.deserializer` of a consumer do the reverse: [schemas](how-to/schemas.md).
 """
 
 

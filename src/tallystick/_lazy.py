@@ -8,9 +8,11 @@ from typing import Final
 
 # The extra of pyproject.toml that installs each optional library.
 _EXTRAS: Final = {
+    "avro": "schemas",
     "confluent_kafka": "demo",
     "cryptography": "security",
     "django": "django",
+    "fastavro": "schemas",
     "jinja2": "console",
     "jwt": "security",
     "kazoo": "zookeeper",

@@ -8,7 +8,13 @@
 All are TallystickErrors and can be pickled. `effect` says what may have happened in the cluster.
 """
 
-from tallystick.client.consumer.errors import CommitRefused, PositionUnknown, RecordUnreadable, WokenUp
+from tallystick.client.consumer.errors import (
+    CommitRefused,
+    DeserializationFailed,
+    PositionUnknown,
+    RecordUnreadable,
+    WokenUp,
+)
 from tallystick.client.errors import (
     AbortRequired,
     AuthenticationFailed,
@@ -24,6 +30,7 @@ from tallystick.client.errors import (
     InvalidTxnState,
     NotAuthorized,
     NotSupported,
+    SerializationFailed,
     TimedOut,
     TlsFailed,
     TooLarge,
@@ -46,6 +53,7 @@ __all__ = [
     "CommitRefused",
     "ConnectionLost",
     "DecisionExpired",
+    "DeserializationFailed",
     "Effect",
     "Fenced",
     "IdExpired",
@@ -57,6 +65,7 @@ __all__ = [
     "PositionUnknown",
     "RecordUnreadable",
     "Remedy",
+    "SerializationFailed",
     "TallystickError",
     "TimedOut",
     "TlsFailed",

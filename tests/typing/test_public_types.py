@@ -44,6 +44,19 @@ async def run() -> None:
     async with tallystick.aio.Consumer({}) as consumer:
         async for record in consumer:
             reveal_type(record.offset)
+
+
+class Order: ...
+
+
+def write(obj: Order, context: object) -> bytes:
+    return b""
+
+
+with Producer[bytes, Order]({"value.serializer": write}) as orders:
+    orders.send("t", Order())
+with Consumer[str, Order]({}) as typed:
+    reveal_type([(record.key, record.value) for record in typed.poll(1.0)])
 """
 
 ADMIN = """
@@ -92,6 +105,7 @@ with Consumer({"bootstrap.servers": "b:1"}) as consumer, process(next(iter(consu
 
 MISTAKES = """
 producer.send("t", "text")
+orders.send("t", b"x")
 consumer.committed(["t"])
 tallystick.no_such_name
 """
@@ -104,7 +118,7 @@ REVEALED = [
 ]
 
 REVEALED_OF_CLIENTS = [
-    '"Producer"',
+    '"Producer[bytes, bytes]"',
     '"Delivery"',
     '"RecordMetadata"',
     '"Offset | None"',
@@ -118,6 +132,7 @@ REVEALED_OF_CLIENTS = [
     '"RecordMetadata"',
     '"PreparedTxnState"',
     '"int"',
+    '"list[tuple[str | None, of_clients.Order | None]]"',
 ]
 
 REVEALED_OF_ADMIN = [
@@ -194,4 +209,4 @@ def test_revealed_types(name: str, revealed: list[str], checked: dict[str, list[
 def test_mistakes_are_found(checked: dict[str, list[str]]) -> None:
     errors = [line for line in checked["mistakes"] if "error:" in line]
     found = [line.rpartition("  ")[2] for line in errors]
-    assert found == ["[arg-type]", "[list-item]", "[attr-defined]"], "\n".join(errors)
+    assert found == ["[arg-type]", "[arg-type]", "[list-item]", "[attr-defined]"], "\n".join(errors)

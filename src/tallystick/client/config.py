@@ -9,13 +9,15 @@ Sources: Kafka 4.3 ProducerConfig, ConsumerConfig, AdminClientConfig, CommonClie
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from tallystick.client.kafka_names import (
+    FUNCTION_SETTINGS,
     INEFFECTIVE_SETTINGS,
     REFUSED_SETTINGS,
     RENAMED_SETTINGS,
+    find_function_problems,
     find_refused_settings,
     is_refused,
     shorten_assignor_name,
@@ -158,11 +160,12 @@ class ClientConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig:
-    """Settings of a producer."""
+    """Settings of a producer. `functions`: its serializers."""
 
     client: ClientConfig
     explicit_names: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    functions: Mapping[str, object] = field(default_factory=dict)
 
     acks: str = setting(
         "all",
@@ -332,11 +335,12 @@ class ProducerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
-    """Settings of a consumer."""
+    """Settings of a consumer. `functions`: its deserializers."""
 
     client: ClientConfig
     explicit_names: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    functions: Mapping[str, object] = field(default_factory=dict)
 
     group_id: str | None = setting(None, "The consumer group to join and to commit offsets for.")
     group_instance_id: str | None = setting(
@@ -492,9 +496,18 @@ ROLE_SETTINGS: Final = {
 def _parse_config(cls: type[C], role: str, settings: Mapping[str, object]) -> C:
     settings = {name: value for name, value in settings.items() if value is not None}
     objects = {name: value for name, value in settings.items() if name in OBJECT_SETTINGS}
-    texts = _apply_renames({n: _format_value(value) for n, value in settings.items() if n not in objects})
+    functions = {
+        name: value for name, value in settings.items() if name in FUNCTION_SETTINGS and callable(value)
+    }
+    texts = _apply_renames(
+        {n: _format_value(value) for n, value in settings.items() if n not in objects and n not in functions}
+    )
     role_settings = ROLE_SETTINGS[role]
-    problems = [*find_refused_settings(texts), *_find_misplaced_settings(role, texts)]
+    problems = [
+        *find_refused_settings(texts),
+        *find_function_problems(functions, role),
+        *_find_misplaced_settings(role, texts),
+    ]
     client_values, shared_problems = parse_values(
         ClientConfig, {n: t for n, t in texts.items() if n in _SHARED_SETTINGS}
     )
@@ -507,6 +520,8 @@ def _parse_config(cls: type[C], role: str, settings: Mapping[str, object]) -> C:
         if not own_problems:
             notes = (*_build_notes(texts), *build_security_notes(security))
             values |= {"client": client, "explicit_names": frozenset(texts), "notes": notes}
+            if role in FUNCTION_SETTINGS.values():
+                values["functions"] = functions
             config = cls(**values)
             problems += config.problems()  # type: ignore[attr-defined]
             if not problems:

@@ -17,6 +17,7 @@
     IllegalState        this call is not possible now; nothing was sent
       InvalidTxnState   the same, where KIP-939 asks for INVALID_TXN_STATE
     DecisionExpired     the cluster had ended the transaction by itself before the decision
+    SerializationFailed  a serializer refused a key or value; nothing was sent
     Closed              the client was closed
     InDoubt             (kernel) a decision was sent and its outcome is unknown
 
@@ -237,6 +238,20 @@ class DecisionExpired(ClientError):
     """
 
     remedy = Remedy.LOOK_UP
+
+
+class SerializationFailed(ClientError):
+    """A serializer failed, so the record was not sent; `__cause__` is the serializer's own error.
+
+    Attributes: topic; field, which is key or value; why.
+    """
+
+    def __init__(self, topic: str, field: str, why: str) -> None:
+        super().__init__(topic, field, why)
+        self.topic, self.field, self.why = topic, field, why
+
+    def what(self) -> str:
+        return f"the {self.field} of a record for topic {self.topic!r} cannot be serialized: {self.why}"
 
 
 class Closed(ClientError):

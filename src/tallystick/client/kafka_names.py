@@ -8,6 +8,7 @@ this client has anyway.
 Sources: tests/vectors/config/kafka-4.3.1-client-configs.txt; librdkafka CONFIGURATION.md.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -82,10 +83,20 @@ _OPENSSL_REASON: Final = (
 _ASSERTION_REASON: Final = "a token is had for a client's secret, or from a function passed as oauth_cb"
 _UNSECURED_REASON: Final = "tokens without a signature are not made here: pass a function as oauth_cb"
 _OAUTH_CLASS: Final = "org.apache.kafka.common.security.oauthbearer"
-_BYTES_REASON: Final = "keys and values are bytes: serialize before sending, deserialize after polling"
+_SERIALIZER_REASON: Final = "pass a function of an object and a context that returns bytes"
+_DESERIALIZER_REASON: Final = "pass a function of bytes and a context that returns an object"
+_BUILDER_REASON: Final = "build the serializer or deserializer, and pass it without .builder"
 _CLASSES_REASON: Final = "no Java classes are loaded"
 _CALLBACK_REASON: Final = "pass callbacks to the methods that use them"
 _BYTE_ARRAY_CLASS: Final = "org.apache.kafka.common.serialization.ByteArray"
+
+FUNCTION_SETTINGS: Final[Mapping[str, str]] = {
+    "key.deserializer": "consumer",
+    "key.serializer": "producer",
+    "value.deserializer": "consumer",
+    "value.serializer": "producer",
+}
+"""Settings whose value is a function, as in confluent-kafka, and the client that takes it."""
 
 # Refused unless the value is one of these, which ask for the existing behaviour.
 REFUSED_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
@@ -112,8 +123,10 @@ REFUSED_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "group.protocol": (("classic",), "only the classic protocol is supported"),
     "group.remote.assignor": ((), "partitions are assigned by the members, not by the broker"),
     "interceptor.classes": (("",), _CLASSES_REASON),
-    "key.deserializer": ((f"{_BYTE_ARRAY_CLASS}Deserializer",), _BYTES_REASON),
-    "key.serializer": ((f"{_BYTE_ARRAY_CLASS}Serializer",), _BYTES_REASON),
+    "key.deserializer": ((f"{_BYTE_ARRAY_CLASS}Deserializer",), _DESERIALIZER_REASON),
+    "key.deserializer.builder": ((), _BUILDER_REASON),
+    "key.serializer": ((f"{_BYTE_ARRAY_CLASS}Serializer",), _SERIALIZER_REASON),
+    "key.serializer.builder": ((), _BUILDER_REASON),
     "log_cb": ((), "Python's logging is used: logger tallystick.client"),
     "logger": ((), "Python's logging is used: logger tallystick.client"),
     "offset_commit_cb": ((), _CALLBACK_REASON),
@@ -154,8 +167,10 @@ REFUSED_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "ssl_crlfile": (("",), _OPENSSL_REASON),
     "stats_cb": ((), "call metrics()"),
     "throttle_cb": ((), _CALLBACK_REASON),
-    "value.deserializer": ((f"{_BYTE_ARRAY_CLASS}Deserializer",), _BYTES_REASON),
-    "value.serializer": ((f"{_BYTE_ARRAY_CLASS}Serializer",), _BYTES_REASON),
+    "value.deserializer": ((f"{_BYTE_ARRAY_CLASS}Deserializer",), _DESERIALIZER_REASON),
+    "value.deserializer.builder": ((), _BUILDER_REASON),
+    "value.serializer": ((f"{_BYTE_ARRAY_CLASS}Serializer",), _SERIALIZER_REASON),
+    "value.serializer.builder": ((), _BUILDER_REASON),
 }
 
 REFUSED_PREFIXES: Final[Mapping[str, str]] = {
@@ -212,3 +227,12 @@ def find_refused_settings(settings: Mapping[str, str]) -> Iterator[str]:
             for prefix, why in REFUSED_PREFIXES.items():
                 if name.startswith(prefix):
                     yield f"{name}: not supported: {why}"
+
+
+def find_function_problems(functions: Mapping[str, object], role: str) -> Iterator[str]:
+    """Yield the problem of each function that this client does not take, or that would have to be awaited."""
+    for name, function in functions.items():
+        if FUNCTION_SETTINGS[name] != role:
+            yield f"{name}: a setting of {FUNCTION_SETTINGS[name]}, this is {role}"
+        elif inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+            yield f"{name}: is a coroutine function, and must be a plain one, which may wait"

@@ -13,7 +13,7 @@ back, and a later commit of its offsets would skip those for good.
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.errors import ClientError
@@ -104,11 +104,11 @@ def _apply_outcome(entry: OffsetsInFlight, outcome: Outcome) -> None:
 class PolledBatch(Value):
     """The result of one poll: records, and how far they move each partition."""
 
-    records: tuple[ConsumerRecord, ...]
+    records: tuple[ConsumerRecord[Any, Any], ...]
     offset_moves: Mapping[TopicPartition, OffsetAdvance]
 
 
-def first_offsets(records: Iterable[ConsumerRecord]) -> dict[TopicPartition, int]:
+def first_offsets(records: Iterable[ConsumerRecord[Any, Any]]) -> dict[TopicPartition, int]:
     """Return the first offset of each partition."""
     first: dict[TopicPartition, int] = {}
     for each in records:

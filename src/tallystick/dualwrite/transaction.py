@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tallystick.dualwrite.errors import NotYours
 from tallystick.dualwrite.forks import OwningProcess, leak_reference
+from tallystick.kernel.check import require
 
 D_co = TypeVar("D_co", covariant=True)
 X = TypeVar("X")
@@ -98,6 +99,14 @@ class Savepoint:
     def send_batch(self, *args: object, **kwargs: object) -> None:
         """Queue a call of the transaction's `send_batch` until release."""
         self.queued_sends.append(partial(self._send_batch, *args, **kwargs))
+
+
+def bind_queued(queued: Callable[[], Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the method that a queued call is of, and all its arguments by name. Raises: TypeError."""
+    call = require(queued if isinstance(queued, partial) else None, "a savepoint queues calls")
+    bound = inspect.signature(call.func).bind(*call.args, **call.keywords)
+    bound.apply_defaults()
+    return call.func, bound.arguments
 
 
 def begin_savepoint(database: object) -> Any:

@@ -1,15 +1,27 @@
 """Client settings derived from [kafka], and their validation before anything is started. Pure."""
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.kernel.settings import BadConfig
-from tallystick.pipeline.definition import Definition, OutputDefinition, SourceDefinition, TableSink
+from tallystick.pipeline.definition import (
+    Definition,
+    OnMalformed,
+    OutputDefinition,
+    SourceDefinition,
+    TableSink,
+    TopicFormat,
+    TopicSink,
+    ValueFormat,
+)
+from tallystick.spark.options.format_options import REGISTRY_PREFIX, parse_format_options
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import parse_sink_options
 from tallystick.spark.options.source_options import parse_source_options
 
+_AUTO_REGISTER: Final = "auto.register.schemas"
 # Placeholder for the address of a broker that is not started yet.
 _PLACEHOLDER_CLIENT: Final = {"bootstrap.servers": "localhost:9092"}
 
@@ -20,13 +32,33 @@ def settings_of_role(role: str, client: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in client.items() if name not in others or name in CLIENT_SETTINGS}
 
 
-def build_source_options(source: SourceDefinition, client: Mapping[str, str]) -> dict[str, str]:
+def build_registry_options(registry: Mapping[str, str]) -> dict[str, str]:
+    """Build the options of the schema registry, for a source or sink."""
+    return {
+        name if name == _AUTO_REGISTER else f"{REGISTRY_PREFIX}{name}": text
+        for name, text in registry.items()
+    }
+
+
+def build_source_options(
+    source: SourceDefinition, client: Mapping[str, str], registry: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
     """Build the options of the `tallystick` source."""
     topics = (
         {"subscribePattern": source.pattern} if source.pattern else {"subscribe": ",".join(source.topics)}
     )
     settings = {f"kafka.{name}": text for name, text in settings_of_role("consumer", client).items()}
-    return {**settings, **topics, "startingOffsets": source.starting, **source.options}
+    avro: dict[str, str] = {}
+    if source.format is ValueFormat.AVRO:
+        settings_of_registry = {n: t for n, t in registry.items() if n != _AUTO_REGISTER}
+        dead_letter = source.malformed is OnMalformed.DEAD_LETTER
+        avro = {
+            "value.format": "avro",
+            "onMalformed": "null" if dead_letter else "fail",
+            **({} if source.schema is None else {"value.schema": source.schema}),
+            **build_registry_options(settings_of_registry),
+        }
+    return {**settings, **topics, "startingOffsets": source.starting, **avro, **source.options}
 
 
 def build_sink_options(
@@ -54,9 +86,13 @@ def _find_problems(definition: Definition, client: Mapping[str, str]) -> Iterato
         yield "kafka: is missing, and so is broker: where are the topics?"
     for source in definition.sources:
         try:
-            parse_source_options(build_source_options(source, client), QueryType.STREAM)
+            parse_source_options(
+                build_source_options(source, client, definition.schema_registry), QueryType.STREAM
+            )
         except BadConfig as exc:
             yield from _prefix_paths(str(exc), f"sources.{source.name}.options")
+        if any(name.lower().startswith("key.") for name in source.options):
+            yield f"sources.{source.name}.options: key.format: the key of a view is bytes, in column `_key`"
     for i, transform in enumerate(definition.transforms):
         if (transform.sql is None) == (transform.function is None):
             yield f"transforms[{i}]: {transform.name} needs either sql or a function, and not both"
@@ -65,9 +101,23 @@ def _find_problems(definition: Definition, client: Mapping[str, str]) -> Iterato
             parse_sink_options(build_sink_options(definition, output, client), QueryType.STREAM)
         except BadConfig as exc:
             yield from _prefix_paths(str(exc), f"outputs.{output.name}")
+        yield from _find_format_problems(definition, output)
         databases = {sink.database for sink in output.sinks if isinstance(sink, TableSink)}
         if len(databases) > 1:
             yield f"outputs.{output.name}.sinks: tables in two databases; one decision is in one"
+
+
+def _find_format_problems(definition: Definition, output: OutputDefinition) -> Iterator[str]:
+    avro_sinks = [
+        sink
+        for sink in output.sinks
+        if isinstance(sink, TopicSink) and TopicFormat.AVRO in (sink.format, sink.key_format)
+    ]
+    if avro_sinks:
+        problems: list[str] = []
+        options = {**build_registry_options(definition.schema_registry), "value.format": "avro"}
+        parse_format_options(options, problems)
+        yield from (f"schema-registry: {problem.removeprefix(REGISTRY_PREFIX)}" for problem in problems)
 
 
 def _prefix_paths(problems: str, path: str) -> Iterator[str]:

@@ -55,10 +55,18 @@ class ValueFormat(StrEnum):
     JSON = "json"  # one object per record; its fields are the columns of the schema
     STRING = "string"  # UTF-8 text, in column `value`
     BYTES = "bytes"  # unchanged, in column `value`
+    AVRO = "avro"  # Avro with a schema registry's prefix; the fields are the columns
+
+
+class TopicFormat(StrEnum):
+    """The format of a topic's keys or values."""
+
+    PLAIN = "plain"  # strings or bytes, as the expression has them
+    AVRO = "avro"  # Avro with a schema registry's prefix
 
 
 class OnMalformed(StrEnum):
-    """The handling of a JSON value that does not fit the schema."""
+    """The handling of a value that does not fit the schema, or is none."""
 
     FAIL = "fail"  # the query stops and names the record
     DEAD_LETTER = "dead-letter"  # the value goes to a topic, in the same decision as its batch
@@ -90,7 +98,7 @@ class SourceDefinition(Value, kw_only=True, rename="kebab"):
 
     topics       topic names; empty if `pattern` selects them
     starting     start of a new checkpoint: "earliest", "latest" or the source's JSON of offsets
-    schema       Spark DDL of the value's fields; only for JSON
+    schema       Spark DDL of the value's fields, for JSON; the reader's schema, for Avro
     dead_letter  topic for malformed values
     options      further options of the `tallystick` source, such as `maxOffsetsPerTrigger`
     """
@@ -125,16 +133,22 @@ class Transform(Value, kw_only=True):
     function: ViewFunction | None = None
 
 
-class TopicSink(Value, kw_only=True):
+class TopicSink(Value, kw_only=True, rename="kebab"):
     """A sink that writes rows as records of one topic.
 
-    key    SQL expression for the record's key; None for no key
-    value  SQL expression for the record's value; None for the whole row as JSON
+    key         SQL expression for the record's key; None for no key
+    value       SQL expression for the record's value; None for the whole row, as JSON unless `format` is Avro
+    schema      Avro schema of the values, which must be registered; None for the subject's latest version
+    key_schema  the same of the keys
     """
 
     topic: str
     key: str | None = None
     value: str | None = None
+    format: TopicFormat = TopicFormat.PLAIN
+    schema: str | None = None
+    key_format: TopicFormat = TopicFormat.PLAIN
+    key_schema: str | None = None
 
 
 class TableSink(Value, kw_only=True):
@@ -186,6 +200,7 @@ class Definition(Value, kw_only=True):
     modes       `tallystick.modes`, strongest first
     kafka       client settings; None to run on `broker`
     spark       Spark settings, including `spark.master`
+    schema_registry  settings of the schema registry's client, including `url`
     """
 
     name: Annotated[str, Meta(description="it names the query and its transactional ids")]
@@ -199,6 +214,7 @@ class Definition(Value, kw_only=True):
     kafka: Settings | None = None
     broker: OwnBrokerDefinition | None = None
     spark: Settings = field(default_factory=dict)
+    schema_registry: Settings = field(default_factory=dict, name="schema-registry")
 
     def prefix_of(self, output: OutputDefinition) -> str:
         """Return the `transactional.id.prefix` of an output's query."""

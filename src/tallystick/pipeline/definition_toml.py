@@ -21,6 +21,7 @@ from tallystick.pipeline.definition import (
     SourceDefinition,
     TableSink,
     TableWrite,
+    TopicFormat,
     TopicSink,
     Transform,
     ValueFormat,
@@ -168,8 +169,8 @@ def _parse_source(name: str, table: TomlTable) -> SourceDefinition:
         table.report("topics", 'give either topics = ["..."] or pattern = "..."')
     if source.format is ValueFormat.JSON and "schema" not in table:
         table.report("schema", 'is missing: the fields of the JSON, like "id BIGINT, what STRING"')
-    if source.format is not ValueFormat.JSON and source.schema is not None:
-        table.report("schema", f"is for format json; with {source.format} there is one column, `value`")
+    if source.format not in (ValueFormat.JSON, ValueFormat.AVRO) and source.schema is not None:
+        table.report("schema", f"is for json and avro; with {source.format} there is one column, `value`")
     _check_topic(table, "dead-letter", source.dead_letter or "")
     if (source.malformed is OnMalformed.DEAD_LETTER) != (source.dead_letter is not None):
         table.report("dead-letter", 'a topic goes with malformed = "dead-letter", and the other way round')
@@ -216,6 +217,11 @@ def _parse_sink(table: TomlTable) -> SinkDefinition:
     if "topic" in table:
         topic_sink = table.read(TopicSink)
         _check_topic(table, "topic", topic_sink.topic)
+        for key, kind in (("schema", topic_sink.format), ("key-schema", topic_sink.key_format)):
+            if key in table and kind is not TopicFormat.AVRO:
+                table.report(key, f'goes with {key.replace("schema", "format")} = "avro"')
+        if topic_sink.key_format is TopicFormat.AVRO and topic_sink.key is None:
+            table.report("key-format", "has no key to encode")
         return topic_sink
     table_sink = table.read(TableSink)
     if (table_sink.write is TableWrite.UPSERT) != bool(table_sink.keys):

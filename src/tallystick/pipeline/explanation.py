@@ -10,7 +10,9 @@ from tallystick.pipeline.definition import (
     OutputDefinition,
     SinkDefinition,
     SourceDefinition,
+    TopicFormat,
     TopicSink,
+    ValueFormat,
     checkpoint_location,
 )
 
@@ -69,7 +71,7 @@ def _source_line(source: SourceDefinition) -> str:
     malformed = ""
     if source.malformed is OnMalformed.DEAD_LETTER:
         malformed = f"; what does not fit the schema goes to {source.dead_letter}, in the same decision"
-    elif source.schema is not None:
+    elif source.schema is not None or source.format is ValueFormat.AVRO:
         malformed = "; a value that does not fit the schema stops the query"
     watermark_text = ""
     if source.watermark is not None:
@@ -98,7 +100,10 @@ def _output_lines(definition: Definition, output: OutputDefinition) -> Iterator[
 def _sink_text(sink: SinkDefinition) -> str:
     if isinstance(sink, TopicSink):
         key = "no key" if sink.key is None else f"key {sink.key}"
-        return f"topic {sink.topic} ({key}, value {sink.value or 'the row as JSON'})"
+        whole_row = "the row" if sink.format is TopicFormat.AVRO else "the row as JSON"
+        key += " as avro" if sink.key_format is TopicFormat.AVRO else ""
+        encoding = " as avro" if sink.format is TopicFormat.AVRO else ""
+        return f"topic {sink.topic} ({key}, value {sink.value or whole_row}{encoding})"
     return f"table {sink.table} ({sink.write})"
 
 

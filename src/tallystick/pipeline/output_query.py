@@ -4,7 +4,7 @@ Topics alone go through the data source's sink, which keeps its decisions in a t
 sinks, a row in its database decides. Either way the next start reads what was decided.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -15,11 +15,13 @@ from tallystick.pipeline.clients import build_sink_options, settings_of_role
 from tallystick.pipeline.definition import (
     Definition,
     OutputDefinition,
+    SinkDefinition,
     TableSink,
     TableWrite,
     TopicSink,
     checkpoint_location,
 )
+from tallystick.pipeline.encoding import encode_sinks
 from tallystick.pipeline.outputs import build_records, dead_letter_records, dead_letter_sources
 from tallystick.spark import sink as spark_sink
 from tallystick.spark.options.sink_options import SinkOptions
@@ -67,7 +69,7 @@ def start_query(
         writer = build_records(spark, definition, output).writeStream.format("tallystick").options(**options)
     else:
         rows = _add_dead_letters(spark, definition, output)
-        sinks = _build_sinks(spark, definition, output)
+        sinks = _build_sinks(spark, definition, output, encode_sinks(spark, definition, output))
         together = foreach_batch(options, *sinks, database=output.database)
         writer = rows.writeStream.foreachBatch(together)
     writer = (
@@ -110,14 +112,17 @@ def open_sink_context(
     if output.database is None:
         return SinkContext(options)
     module = spark_sink.database_context
-    tables = tuple(sink for sink in _build_sinks(spark, definition, output) if isinstance(sink, ToTable))
+    sinks = _build_sinks(spark, definition, output, output.sinks)
+    tables = tuple(sink for sink in sinks if isinstance(sink, ToTable))
     open_context = module.OpenDatabaseContext(
         database=module.resolve_database(output.database), tables=tables
     )
     return open_context(module.with_database_suffix(options))
 
 
-def _build_sinks(spark: SparkSession, definition: Definition, output: OutputDefinition) -> tuple[Sink, ...]:
+def _build_sinks(
+    spark: SparkSession, definition: Definition, output: OutputDefinition, parts: Iterable[SinkDefinition]
+) -> tuple[Sink, ...]:
     """Build the sinks of an output with tables, including those for the dead letters of its sources."""
     columns = spark.table(output.view).columns
     alive = f"{_DEAD_LETTER_COLUMN} IS NULL" if dead_letter_sources(definition, output) else None
@@ -125,7 +130,7 @@ def _build_sinks(spark: SparkSession, definition: Definition, output: OutputDefi
         f"to_json(struct({', '.join(map(quote_column, columns))}), map('ignoreNullFields', 'false'))"
     )
     sinks: list[Sink] = []
-    for sink in output.sinks:
+    for sink in parts:
         match sink:
             case TopicSink():
                 sinks.append(to_topic(sink.topic, key=sink.key, value=sink.value or row_as_json, where=alive))

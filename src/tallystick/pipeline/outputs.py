@@ -21,9 +21,12 @@ from tallystick.pipeline.definition import (
     SourceDefinition,
     TopicSink,
 )
+from tallystick.pipeline.encoding import encode_sinks
 from tallystick.pipeline.views import malformed_view_name
 
 _WORD: Final = re.compile(r"\w+")
+# Spark's own parser of JSON gives no reason.
+_REASON_COLUMNS: Final = ("reason",)
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
 
 
@@ -57,7 +60,8 @@ def build_records(spark: SparkSession, definition: Definition, output: OutputDef
     Raises: BadConfig with Spark's error for a key or value expression, and its path.
     """
     rows = spark.table(output.view)
-    topics = [(i, sink) for i, sink in enumerate(output.sinks) if isinstance(sink, TopicSink)]
+    sinks = encode_sinks(spark, definition, output)
+    topics = [(i, sink) for i, sink in enumerate(sinks) if isinstance(sink, TopicSink)]
     record_columns = [_build_record(rows, sink, f"outputs.{output.name}.sinks[{i}]") for i, sink in topics]
     records = _inline_records(rows, record_columns)
     for source in dead_letter_sources(definition, output):
@@ -96,12 +100,14 @@ def _cast_to_binary(rows: DataFrame, expression: str, path: str) -> Column:
 
 def dead_letter_records(spark: SparkSession, source: SourceDefinition) -> DataFrame:
     """Build records of a source's malformed values, unchanged, with their origin in the headers."""
+    rows = spark.table(malformed_view_name(source))
     headers = [
         f.struct(
             f.lit(f"tallystick.{name}").alias("key"), f.col(name).cast("string").cast("binary").alias("value")
         )
-        for name in ("topic", "partition", "offset")
+        for name in ("topic", "partition", "offset", *_REASON_COLUMNS)
+        if name in rows.columns
     ]
-    return spark.table(malformed_view_name(source)).select(
+    return rows.select(
         f.lit(source.dead_letter).alias("topic"), "key", "value", f.array(*headers).alias("headers")
     )

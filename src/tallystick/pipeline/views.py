@@ -1,8 +1,8 @@
 """Spark SQL views of a pipeline: its sources, lookups and transforms.
 
 A source is a view with the columns of its format and the origin of each row: `_key`, `_topic`, `_partition`,
-`_build_offset`, `_timestamp`. A JSON value that does not fit its schema never becomes a row of nulls: it
-stops the query, or becomes a row of the view `NAME_malformed`, for the dead-letter topic.
+`_build_offset`, `_timestamp`. A value that does not fit its schema never becomes a row of nulls: it stops the
+query, or becomes a row of the view `NAME_malformed`, for the dead-letter topic.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.clients import build_source_options
@@ -25,6 +26,7 @@ from tallystick.pipeline.definition import (
     Transform,
     ValueFormat,
 )
+from tallystick.spark.source.decoding import MALFORMED_COLUMN
 
 _ORIGIN_COLUMNS: Final = ("key", "topic", "partition", "offset", "timestamp")
 _PARSED_COLUMN: Final = "_parsed"
@@ -51,7 +53,8 @@ def declare_views(
     Raises: BadConfig with Spark's error for a schema or a SELECT, and the path of its key.
     """
     for source in definition.sources:
-        _declare_source(spark, source, {**build_source_options(source, client), **more})
+        options = build_source_options(source, client, definition.schema_registry)
+        _declare_source(spark, source, {**options, **more})
     for lookup in definition.lookups:
         _declare(lookup.name, f"lookups.{lookup.name}", partial(_read_lookup, spark, lookup))
     for i, transform in enumerate(definition.transforms):
@@ -87,9 +90,15 @@ def _read_lookup(spark: SparkSession, lookup: Lookup) -> DataFrame:
 
 def _declare_source(spark: SparkSession, source: SourceDefinition, options: Mapping[str, str]) -> None:
     reader = spark.readStream.format("tallystick").options(**options)
-    records, path = reader.load(), f"sources.{source.name}"
+    path = f"sources.{source.name}"
+    try:
+        records = reader.load()
+    except PySparkException as error:  # the schema of the values cannot be had
+        raise BadConfig(f"{path}: {_find_cause(error)}") from error
     _declare(source.name, path, lambda: _add_watermark(_source_rows(records, source), source))
-    if source.malformed is OnMalformed.DEAD_LETTER:
+    if source.malformed is OnMalformed.DEAD_LETTER and source.format is ValueFormat.AVRO:
+        _select_undecoded(records).createOrReplaceTempView(malformed_view_name(source))
+    elif source.malformed is OnMalformed.DEAD_LETTER:
         bad = (
             _parse_and_check(records, source)
             .where(f.col(_MALFORMED_COLUMN))
@@ -108,6 +117,39 @@ def _source_rows(records: DataFrame, source: SourceDefinition) -> DataFrame:
             return records.select(text.alias("value"), *_origin_columns())
         case ValueFormat.BYTES:
             return records.select("value", *_origin_columns())
+        case ValueFormat.AVRO:
+            is_record = isinstance(records.schema["value"].dataType, StructType)
+            fitting = records.where(_decoded_condition(source))
+            return fitting.select("value.*" if is_record else "value", *_origin_columns())
+
+
+def _decoded_condition(source: SourceDefinition) -> Column:
+    """Build the condition of a row with a value; the source itself stops at one that cannot be decoded."""
+    if source.malformed is OnMalformed.DEAD_LETTER:
+        return f.col("value").isNotNull()
+    message = f.concat(
+        f.lit(f"source {source.name}: the record at "),
+        f.concat_ws("-", "topic", "partition"),
+        f.lit(" offset "),
+        f.col("offset").cast("string"),
+        f.lit(" has no value"),
+    )
+    return f.when(f.col("value").isNull(), f.raise_error(message).cast("boolean")).otherwise(f.expr("true"))
+
+
+def _select_undecoded(records: DataFrame) -> DataFrame:
+    """Select the records that have no value, with the bytes that they came with and the reason."""
+    reason = f.coalesce(f.col(f"{MALFORMED_COLUMN}.reason"), f.lit("value: there is none"))
+    return records.where(f.col("value").isNull()).select(
+        f.col(f"{MALFORMED_COLUMN}.value").alias("value"), *_ORIGIN_COLUMNS, reason.alias("reason")
+    )
+
+
+def _find_cause(error: PySparkException) -> str:
+    """Return the problem that the source reported, without the trace of the process that asked it."""
+    lines = str(error).strip().splitlines()
+    own_lines = [line.partition(": ")[2] for line in lines if line.startswith("tallystick.")]
+    return own_lines[-1] if own_lines else lines[0]
 
 
 def _origin_columns() -> list[Column]:

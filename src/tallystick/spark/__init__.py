@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tallystick.spark.runtime.versions import UnsupportedSpark
     from tallystick.spark.session import spark_session
     from tallystick.spark.sink.database_context import resolve_rows
+    from tallystick.spark.sink.encoding import register_serializer
     from tallystick.spark.sink.foreach_batch import foreach_batch
     from tallystick.spark.sink.recovery import resolve
 
@@ -25,6 +26,7 @@ __all__ = [
     "UnsupportedSpark",
     "foreach_batch",
     "register",
+    "register_serializer",
     "resolve",
     "resolve_rows",
     "spark_session",
@@ -41,6 +43,7 @@ if not TYPE_CHECKING:
             "QueryMetrics": "tallystick.spark.query_metrics:QueryMetrics",
             "foreach_batch": "tallystick.spark.sink.foreach_batch:foreach_batch",
             "register": "tallystick.spark.registration:register",
+            "register_serializer": "tallystick.spark.sink.encoding:register_serializer",
             "resolve": "tallystick.spark.sink.recovery:resolve",
             "resolve_rows": "tallystick.spark.sink.database_context:resolve_rows",
             "spark_session": "tallystick.spark.session:spark_session",

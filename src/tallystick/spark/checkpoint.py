@@ -5,6 +5,7 @@
     state/                   Spark's: exists if the query keeps state
     tallystick/start-*.json  ours: the start offsets of a source
     tallystick/decisions.json  ours: the prefix and the place of the query's decisions
+    tallystick/schema-*.json  ours: the id of the schema that a sink writes for a subject
 
 If the first batch is repeated, Spark asks a source for its start offsets again, and by then `latest` may be
 another place. Spark's own Kafka source keeps them in the checkpoint (`KafkaMicroBatchStream
@@ -150,6 +151,34 @@ def keep_start_offsets(location: str, source: str, find: Callable[[], OffsetJson
     except (OSError, ValueError) as exc:
         raise BadCheckpoint(f"{path} cannot be read: {exc}. Nothing was begun") from exc
     return offsets
+
+
+def keep_schema_id(
+    location: str | None, subject: str, find: Callable[[], int], *, create: bool = False
+) -> int:
+    """Return the id of the schema that a query writes for a subject: the one that it began with [SPK-30].
+
+    A repeated batch then has the bytes that it had before, whatever was registered meanwhile. Without a
+    checkpoint that this process can see it is that of `find` every time.
+
+    Args:
+        create: the folder is the checkpoint, even if the query has not begun.
+    Raises: BadCheckpoint; the errors of `find`.
+    """
+    folder = None if location is None else find_local_folder(location)
+    if folder is None or not (create or (folder / "metadata").is_file()):
+        return find()
+    path = folder / _OWN_FOLDER / f"schema-{sha256(subject.encode()).hexdigest()[:16]}.json"
+    try:
+        note = json.loads(path.read_text())
+        return int(note["id"])
+    except FileNotFoundError:
+        schema_id = find()
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_atomically(path, json.dumps({"subject": subject, "id": schema_id}))
+        return schema_id
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise BadCheckpoint(f"{path} cannot be read: {exc!r}. Nothing was begun") from exc
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -8,6 +8,8 @@ this module. The keys of options arrive in lower case. Names of the hooks' argum
 contract.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import pyspark
@@ -21,6 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
     IntegerType,
     LongType,
     StringType,
@@ -50,10 +53,17 @@ _COLUMNS: Final = (
 _HEADER_TYPE: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 
 
-def build_spark_schema(*, headers: bool) -> StructType:
-    """Return the schema. Source: Spark 4.3 KafkaRecordToRowConverter.kafkaSchema."""
+def build_spark_schema(*, headers: bool, types: Mapping[str, DataType] = MappingProxyType({})) -> StructType:
+    """Return the schema. Source: Spark 4.3 KafkaRecordToRowConverter.kafkaSchema.
+
+    Args:
+        types: of columns that decoding changes, or adds at the end.
+    """
     header_fields = [StructField("headers", ArrayType(_HEADER_TYPE))] if headers else []
-    return StructType([*_COLUMNS, *header_fields])
+    fields = [*_COLUMNS, *header_fields]
+    names = {field.name for field in fields}
+    fields = [StructField(field.name, types.get(field.name, field.dataType)) for field in fields]
+    return StructType([*fields, *(StructField(n, each) for n, each in types.items() if n not in names)])
 
 
 class KafkaDataSource(DataSource):
@@ -65,18 +75,22 @@ class KafkaDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of Spark's own Kafka source. Raises: BadConfig, as early as `load()`."""
-        columns = build_spark_schema(headers=parse_source_options(self.options).include_headers)
+        options = parse_source_options(self.options)
+        types: Mapping[str, DataType] = {}
+        if options.formats.fields:  # the libraries are loaded for such queries alone
+            types = source.decoding.resolve_column_types(options)
+        columns = build_spark_schema(headers=options.include_headers, types=types)
         freeze_loaded_modules()
         return columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        reader = source.batch_reader.BatchReader(self.options)
+        reader = source.batch_reader.BatchReader(self.options, schema)
         freeze_loaded_modules()
         return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 -- Spark's name
         check_feature(SparkFeature.STREAM_READ, pyspark.__version__)
-        reader = source.stream_reader.StreamReader(self.options)
+        reader = source.stream_reader.StreamReader(self.options, schema=schema)
         freeze_loaded_modules()
         return reader
 

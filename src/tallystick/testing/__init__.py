@@ -1,4 +1,4 @@
-"""Test helpers for code that uses Kafka: an embedded broker, a fake clock, and polling for a condition.
+"""Test helpers for code that uses Kafka: a broker, a schema registry, a fake clock, polling for a condition.
 
 The names are imported on first use, because pytest loads this package's plugin in every run.
 """
@@ -10,9 +10,10 @@ from tallystick import _lazy
 if TYPE_CHECKING:
     from tallystick.broker.embedded import EmbeddedBroker
     from tallystick.testing.clock import FakeClock
+    from tallystick.testing.schema_registry import SchemaRegistry
     from tallystick.testing.waiting import eventually
 
-__all__ = ["EmbeddedBroker", "FakeClock", "eventually"]
+__all__ = ["EmbeddedBroker", "FakeClock", "SchemaRegistry", "eventually"]
 
 if not TYPE_CHECKING:
     __getattr__ = _lazy.attributes(
@@ -20,6 +21,7 @@ if not TYPE_CHECKING:
         {
             "EmbeddedBroker": "tallystick.broker.embedded:EmbeddedBroker",
             "FakeClock": "tallystick.testing.clock:FakeClock",
+            "SchemaRegistry": "tallystick.testing.schema_registry:SchemaRegistry",
             "eventually": "tallystick.testing.waiting:eventually",
         },
     )

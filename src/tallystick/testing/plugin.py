@@ -18,6 +18,8 @@ settings are lines of the ini option `tallystick_settings`:
 
     [tool.pytest.ini_options]
     tallystick_settings = ["num.partitions=3"]
+
+`tallystick_schema_registry` is an empty schema registry for one test, in memory; `url` is its address.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,6 +31,7 @@ from tallystick import testing
 
 if TYPE_CHECKING:
     from tallystick.broker.embedded import EmbeddedBroker
+    from tallystick.testing.schema_registry import SchemaRegistry
 
 MARKER = "tallystick_broker"
 INI_OPTION = "tallystick_settings"
@@ -62,6 +65,13 @@ def tallystick_session_broker(pytestconfig: pytest.Config) -> Iterator["Embedded
     """Provide a broker that all tests of the run share."""
     with _embedded_broker(_parse_settings(pytestconfig.getini(INI_OPTION)), in_process=False) as broker:
         yield broker
+
+
+@pytest.fixture
+def tallystick_schema_registry() -> Iterator["SchemaRegistry"]:
+    """Provide an empty schema registry for this test alone."""
+    with testing.SchemaRegistry() as registry:
+        yield registry
 
 
 def _marker_settings(marker: pytest.Mark) -> dict[str, object]:

@@ -86,6 +86,7 @@ OF_EACH_CLASS: list[tuple[Exception, NextStep]] = [
     (refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED), RAISED),
     (refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), REPEATED),  # by its rule: the metadata may be old
     (refused(ErrorCode.MESSAGE_TOO_LARGE), RAISED),
+    (client.SerializationFailed("payments", "value", "…"), RAISED),
     (client.Unreachable("host:9092", "refused"), REPEATED),
     (client.AuthenticationFailed("host:9092", "…"), RAISED),
     (client.TlsFailed("host:9092", "…"), RAISED),

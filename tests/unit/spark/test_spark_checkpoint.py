@@ -9,6 +9,7 @@ from tallystick.kernel.value import replace
 from tallystick.spark.checkpoint import (
     BadCheckpoint,
     find_local_folder,
+    keep_schema_id,
     keep_start_offsets,
     read_end_offsets,
     read_query_id,
@@ -94,3 +95,25 @@ def test_how_a_query_begins_is_looked_at_for_resume_alone(folder: Path) -> None:
     assert read_query_start(options, "given") == replace(found, query_id="given", is_stateful=True)
     assert read_query_start(replace(options, on_new_checkpoint=NewCheckpoint.RESTART)) is None
     assert read_query_start(replace(options, checkpoint=None)) is None
+
+
+def test_a_query_keeps_the_schema_that_it_began_with(folder: Path, tmp_path: Path) -> None:
+    """[SPK-30] Whatever is registered later."""
+    answers = iter((7, 8, 9))
+
+    def find() -> int:
+        return next(answers)
+
+    assert [keep_schema_id(str(folder), "orders-value", find) for _ in range(2)] == [7, 7]
+    assert keep_schema_id(str(folder), "orders-key", find) == 8
+    new = tmp_path / "new"
+    assert keep_schema_id("s3a://bucket/a", "orders-value", find) == 9
+    answers = iter((3, 4, 5))
+    assert [keep_schema_id(str(new), "orders-value", find) for _ in range(2)] == [3, 4]
+    assert not new.exists()
+    assert [keep_schema_id(str(new), "orders-value", find, create=True) for _ in range(2)] == [5, 5]
+    (path,) = (new / "tallystick").glob("schema-*.json")
+    assert json.loads(path.read_text()) == {"subject": "orders-value", "id": 5}
+    path.write_text("{")
+    with pytest.raises(BadCheckpoint, match="cannot be read"):
+        keep_schema_id(str(new), "orders-value", find, create=True)

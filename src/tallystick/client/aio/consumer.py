@@ -4,15 +4,23 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast
 
 from tallystick.client import tracing
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.decode import ConsumerRecord
+from tallystick.client.consumer.deserializers import (
+    build_record_deserializer,
+    find_first_offsets,
+    refuse_columns,
+)
 from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.consumer.rebalance import RebalanceListener
+from tallystick.client.errors import ClientError
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, Offsets
+from tallystick.client.serializers import K, V
 from tallystick.kernel.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -25,10 +33,11 @@ CLOSE_TIMEOUT_S: Final = 30.0
 _POLL_INTERVAL_S: Final = 1.0
 
 
-class Consumer:
+class Consumer(Generic[K, V]):
     """Reads records. Made, used and closed on one loop; one task at a time, except for `wakeup`.
 
-    `tallystick.Consumer` documents the methods; here those that wait are awaited.
+    `tallystick.Consumer` documents the methods; here those that wait are awaited. Deserializers run on the
+    loop; records with a schema id that is new in their topic are deserialized in a thread, where it may wait.
     """
 
     def __init__(self, config: Mapping[str, object]) -> None:
@@ -38,6 +47,7 @@ class Consumer:
             _log.warning("%s", note)
         self._engine = ConsumerEngine(self.config)
         tracing.CONSUMERS[self] = self.config.client.client_id
+        self._deserializer = build_record_deserializer(self.config.functions)
 
     # ------------------------------------------------------------------------ subscription
 
@@ -136,19 +146,34 @@ class Consumer:
 
     # ------------------------------------------------------------------------------ reading
 
-    async def poll(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord]:
+    async def poll(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord[K, V]]:
         """Return records as soon as there are any; an empty list after `timeout_s`."""
         poll = self._engine.poll(int(timeout_s * 1000), most)
         tracer, config = tracing.tracer, self.config
-        if tracer is None:
-            return await poll
-        return await tracer.trace_poll(config.client.client_id, config.group_id, poll)
+        if tracer is not None:
+            poll = tracer.trace_poll(config.client.client_id, config.group_id, poll)
+        records = await poll
+        if self._deserializer is None or not records:
+            return cast("list[ConsumerRecord[K, V]]", records)
+        try:
+            if self._deserializer.has_first_use(records):
+                result = await asyncio.to_thread(self._deserializer.deserialize, records)
+            else:
+                result = self._deserializer.deserialize(records)
+        except BaseException:  # cancelled: none of them was returned
+            go_back(self, find_first_offsets(records))
+            raise
+        go_back(self, result.first_offsets)
+        if result.failure is not None and not result.records:
+            raise result.failure
+        return result.records
 
     async def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
         """Poll like `poll`, and return one Arrow batch; it may have no rows."""
+        refuse_columns(self._deserializer)
         return await self._engine.poll_arrow(int(timeout_s * 1000), most)
 
-    async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
+    async def __aiter__(self) -> AsyncIterator[ConsumerRecord[K, V]]:
         """Yield records one by one, without end."""
         while True:
             for record in await self.poll(_POLL_INTERVAL_S):
@@ -199,6 +224,14 @@ class Consumer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def go_back(consumer: Consumer[Any, Any], first_offsets: Mapping[TopicPartition, int]) -> None:
+    """Return records again that the caller has never had, so that no commit passes them [CLI-67]."""
+    with suppress(ClientError):  # closed, or assigned to another member by now
+        for at, offset in first_offsets.items():
+            if at in consumer.assignment:
+                consumer.go_back(at, offset)
 
 
 def to_ms(timeout_s: float | None) -> int | None:

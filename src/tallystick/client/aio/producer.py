@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from tallystick.client import tracing
 from tallystick.client.config import ProducerConfig
@@ -25,10 +25,12 @@ from tallystick.client.producer.batches import ListRows
 from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.retry import Deadline
+from tallystick.client.serializers import Header, K, SerializedHeaders, V, build_record_serializer
 from tallystick.client.transactions.engine import Completion, TransactionManager
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.client.transactions.state import State
+from tallystick.kernel.check import require
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import TopicPartition
 
@@ -56,10 +58,12 @@ Column = Sequence[bytes | None] | ArrowColumn
 Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """Sends records, in transactions if `transactional.id` is set. Made, used and closed on one loop.
 
-    `tallystick.Producer` documents the methods; here they are awaited.
+    `tallystick.Producer` documents the methods; here they are awaited. A serializer runs in a thread, where
+    it may wait, until it has succeeded once for a topic and these types of key and value, and then on the
+    loop; for `send_batch` it always runs in a thread.
     """
 
     def __init__(self, config: Mapping[str, object]) -> None:
@@ -78,8 +82,10 @@ class Producer:
         if self.config.transactional_id is not None:
             self._txn = TransactionManager(self._cluster, self.config, self._engine)
             self._engine.use_transactions(self._txn.send_context)
-        self.append_value = self._engine.append_value
-        self.append, self.extend = self._engine.append, self._engine.extend
+        self.serializer = build_record_serializer(self.config.functions)
+        self.append_value: Callable[..., Delivery | None] = self._engine.append_value
+        self.append: Callable[..., Delivery] = self._engine.append
+        self.extend = self._engine.extend
         self._started_commit: asyncio.Task[None] | None = None
         self._is_closed = False
         tracing.PRODUCERS[self] = self.config.client.client_id
@@ -89,8 +95,8 @@ class Producer:
     async def send(
         self,
         topic: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
+        value: V | None = None,
+        key: K | None = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -98,29 +104,31 @@ class Producer:
         on_delivery: DeliveryCallback | None = None,
     ) -> Delivery:
         """Take one record. Waits only for metadata and memory; the returned Delivery can be awaited."""
-        pairs = tuple(headers)
+        record: tuple[object, object, SerializedHeaders] = value, key, tuple(headers)
+        if self.serializer is not None:
+            record = await serialize_record(self, topic, *record)
         take = partial(
             self.append,
             topic,
-            value,
-            key,
+            record[0],
+            record[1],
             partition=partition,
             timestamp_ms=timestamp_ms,
-            headers=pairs,
+            headers=record[2],
             on_delivery=on_delivery,
         )
         tracer = tracing.tracer
         if tracer is None:
             return await self._append_when_admitted(topic, take)
-        with tracer.trace_send(self.config.client.client_id, topic, pairs, None) as trace:
+        with tracer.trace_send(self.config.client.client_id, topic, record[2], None) as trace:
             traced_take = partial(take, headers=trace.headers)
             return trace.follow(await self._append_when_admitted(topic, traced_take))
 
     async def send_batch(
         self,
         topic: str,
-        values: Column,
-        keys: Column | None = None,
+        values: "Sequence[V | None] | ArrowColumn",
+        keys: "Sequence[K | None] | ArrowColumn | None" = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -128,12 +136,20 @@ class Producer:
     ) -> BatchDelivery:
         """Take many records at once."""
         with trace_columns(self.config.client.client_id, topic, values, headers) as trace:
-            rows = build_columns(values, keys, timestamp_ms, trace.headers)
+            if self.serializer is not None:
+                columns = await serialize_rows(self, topic, values, keys, trace.headers)
+                rows = build_columns(*columns, timestamp_ms)
+            else:
+                rows = build_columns(
+                    cast(Column, values), cast(Column | None, keys), trace.headers, timestamp_ms
+                )
             take = partial(self.extend, topic, rows, partition)
             return trace.follow(BatchDelivery(topic, await self._append_when_admitted(topic, take)))
 
     async def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
         """Take the rows of an Arrow batch, each for the topic and partition it names."""
+        if self.serializer is not None:
+            take_objects(batch)
         deliveries: list[BatchDelivery] = []
         with tracing.trace_send(self.config.client.client_id, topic, None, batch.num_rows) as trace:
             for share in split_by_partition(batch, topic, int(time.time() * 1000)):
@@ -324,7 +340,10 @@ def build_delivery(share: PartitionRows, parts: PlacedOutcomes) -> BatchDelivery
 
 
 def trace_columns(
-    client_id: str, topic: str, values: Column, headers: Iterable[tuple[str, bytes | None]]
+    client_id: str,
+    topic: str,
+    values: "Sequence[Any] | ArrowColumn",
+    headers: Iterable[tuple[str, bytes | None]],
 ) -> tracing.SendTrace:
     """Trace a `send_batch`. Arrow arrays without headers are sent without any, at their own speed."""
     pairs = tuple(headers)
@@ -333,11 +352,38 @@ def trace_columns(
     return tracing.trace_send(client_id, topic, pairs, len(values))
 
 
+async def serialize_record(
+    producer: Producer[Any, Any], topic: str, value: object, key: object, headers: Iterable[Header]
+) -> tuple[bytes | None, bytes | None, SerializedHeaders]:
+    """Return value, key and headers of a record as they are sent. Raises: SerializationFailed."""
+    serializer = require(producer.serializer, "a producer that serializes")
+    call = partial(serializer.serialize, topic, value, key, headers)
+    return await asyncio.to_thread(call) if serializer.is_first_use(topic, value, key) else call()
+
+
+async def serialize_rows(
+    producer: Producer[Any, Any], topic: str, values: object, keys: object, headers: Iterable[Header]
+) -> tuple[list[bytes | None], list[bytes | None] | None, SerializedHeaders]:
+    """Return the columns and headers of a `send_batch` as they are sent. Raises: SerializationFailed."""
+    columns = take_objects(values), None if keys is None else take_objects(keys)
+    serializer = require(producer.serializer, "a producer that serializes")
+    return await asyncio.to_thread(serializer.serialize_rows, topic, *columns, headers)
+
+
+def take_objects(column: object) -> Sequence[object]:
+    """Return a column for serializers. Raises: IllegalState for an Arrow array or batch."""
+    if isinstance(column, ArrowColumn):
+        raise IllegalState(
+            "Arrow columns are not serialized: send a list, or use a producer without serializers"
+        )
+    return cast(Sequence[object], column)
+
+
 def build_columns(
     values: Column,
     keys: Column | None,
-    timestamp_ms: int | None,
     headers: Iterable[tuple[str, bytes | None]],
+    timestamp_ms: int | None,
 ) -> ListRows | ArrowRows:
     """Return the records of one `send_batch`. Raises: TypeError, ValueError when they do not fit together."""
     if keys is not None and len(keys) != len(values):

@@ -8,19 +8,24 @@ import asyncio
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from tallystick.client.aio import consumer as aio
-from tallystick.client.aio.consumer import CLOSE_TIMEOUT_S
+from tallystick.client.aio.consumer import CLOSE_TIMEOUT_S, go_back
 from tallystick.client.blocking.single_user import SingleUserCalls
 from tallystick.client.blocking.thread import engine_thread, run_in_caller
+from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.decode import ConsumerRecord
+from tallystick.client.consumer.deserializers import (
+    build_record_deserializer,
+    find_first_offsets,
+    refuse_columns,
+)
 from tallystick.client.consumer.rebalance import RebalanceListener as ListenerOnLoop
-from tallystick.client.errors import ClientError
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, Offsets
+from tallystick.client.serializers import K, V
 from tallystick.kernel.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -51,13 +56,17 @@ class RebalanceListener:
         """Handle partitions that went to other members without a revocation."""
 
 
-class Consumer:
+class Consumer(Generic[K, V]):
     """Reads records, alone (`assign`) or with a group (`subscribe`).
 
         with Consumer({"bootstrap.servers": "localhost:9092", "group.id": "billing"}) as consumer:
             consumer.subscribe(["orders"])
             for record in consumer:
                 ...
+
+    With `key.deserializer` or `value.deserializer`, functions as confluent-kafka has them, records have the
+    objects that they return: `Consumer[str, Order]({...})` to a type checker. They run in the thread that
+    polls.
 
     Life cycle: made, used, closed; `with` closes it. For one thread at a time, as in Kafka: a second one is
     refused; only `wakeup` may be called by any. It does not survive a fork: the child opens its own.
@@ -72,7 +81,13 @@ class Consumer:
         """
         self._is_open = False
         self._thread = engine_thread()
-        self._async_consumer = self._thread.call(lambda: aio.Consumer(config), "Consumer")
+        functions = ConsumerConfig.parse(config).functions
+        # Deserializers may wait, and the engine thread must not: they run in the thread that polls.
+        plain_config = {name: value for name, value in config.items() if name not in functions}
+        self._async_consumer: aio.Consumer[Any, Any] = self._thread.call(
+            lambda: aio.Consumer(plain_config), "Consumer"
+        )
+        self._deserializer = build_record_deserializer(functions)
         self._is_open = True
         self._api_timeout_s = self._async_consumer.config.default_api_timeout_ms / 1000
         self._calls = SingleUserCalls(self._thread, self._api_timeout_s)
@@ -201,7 +216,7 @@ class Consumer:
 
     # ------------------------------------------------------------------------------ reading
 
-    def poll(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord]:
+    def poll(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord[K, V]]:
         """Return records as soon as there are any; an empty list after `timeout_s`.
 
         Callbacks of a rebalance run in this call. Polling again declares the records returned before as
@@ -211,28 +226,45 @@ class Consumer:
             timeout_s: seconds; 0 returns only buffered records.
             most: maximum number of records; `max.poll.records` by default.
         Raises: WokenUp; BrokerRefused (a grant is missing, a topic is invalid, this member was fenced);
-            PositionUnknown, RecordUnreadable; Closed; any error of a callback.
+            PositionUnknown, RecordUnreadable; Closed; any error of a callback; DeserializationFailed, by
+            every poll until `seek` skips the record. Records before it are returned first.
         """
         coroutine = self._async_consumer.poll(timeout_s, most)
         waited_s = timeout_s + self._api_timeout_s
-        return self._calls.run(
-            coroutine, waited_s, "poll", lambda records: self._seek_back(_find_first_offsets(records))
-        )
+
+        def give_back(records: list[ConsumerRecord[Any, Any]]) -> None:
+            self._seek_back(find_first_offsets(records))
+
+        if self._deserializer is None:  # the result passes no call in which an interrupt could lose it
+            return self._calls.run(coroutine, waited_s, "poll", give_back)
+        records: list[ConsumerRecord[Any, Any]] = []
+        try:
+            records = self._calls.run(coroutine, waited_s, "poll", give_back)
+            result = self._deserializer.deserialize(records)
+        except BaseException:  # interrupted: none of them was returned
+            give_back(records)
+            raise
+        if result.failure is not None:
+            self._seek_back(result.first_offsets)
+            if not result.records:
+                raise result.failure
+        return result.records
 
     def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
         """Poll like `poll`, and return one Arrow batch; it may have no rows. Needs pyarrow (extra `arrow`).
 
         Returns: a row for each record, with the columns of Spark's Kafka source: docs in
             `client.consumer.arrow`.
-        Raises: as `poll`; NotSupported without pyarrow.
+        Raises: as `poll`; NotSupported without pyarrow; IllegalState with deserializers.
         """
+        refuse_columns(self._deserializer)
         waited_s = timeout_s + self._api_timeout_s
         coroutine = self._async_consumer.poll_arrow(timeout_s, most)
         return self._calls.run(
             coroutine, waited_s, "poll_arrow", lambda batch: self._seek_back(_find_first_row_offsets(batch))
         )
 
-    def __iter__(self) -> Iterator[ConsumerRecord]:
+    def __iter__(self) -> Iterator[ConsumerRecord[K, V]]:
         """Yield records one by one, without end."""
         while True:
             yield from self.poll(_POLL_INTERVAL_S)
@@ -307,14 +339,7 @@ class Consumer:
 
         Takes effect before any later call, `close` included.
         """
-
-        def seek() -> None:
-            with suppress(ClientError):  # closed, or assigned to another member by now
-                for at, offset in first_offsets.items():
-                    if at in self._async_consumer.assignment:
-                        self._async_consumer.go_back(at, offset)
-
-        self._thread.call_soon(seek)
+        self._thread.call_soon(partial(go_back, self._async_consumer, first_offsets))
 
     def __enter__(self) -> Self:
         return self
@@ -333,13 +358,6 @@ class Consumer:
         config = self._async_consumer.config
         group = "" if config.group_id is None else f" in {config.group_id!r}"
         return f"<Consumer {config.client.client_id!r}{group}{'' if self._is_open else ', closed'}>"
-
-
-def _find_first_offsets(records: Iterable[ConsumerRecord]) -> dict[TopicPartition, int]:
-    first_offsets: dict[TopicPartition, int] = {}
-    for record in records:
-        first_offsets.setdefault(TopicPartition(record.topic, record.partition), record.offset)
-    return first_offsets
 
 
 def _find_first_row_offsets(batch: "RecordBatch") -> dict[TopicPartition, int]:

@@ -6,14 +6,14 @@ thread: `send` crosses to the engine thread only when a topic is new or the memo
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypeVar, cast
 
 from tallystick.client import tracing
 from tallystick.client.aio import producer as aio
-from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, Offsets
+from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, ArrowColumn, Offsets
 from tallystick.client.aio.producer import Column as Column
 from tallystick.client.blocking.thread import StartedCall, engine_thread
 from tallystick.client.blocking.transactional_calls import TransactionalCalls
@@ -23,9 +23,11 @@ from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.arrow_table import split_by_partition
 from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.retry import Deadline
+from tallystick.client.serializers import Header, K, SerializedHeaders, V
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.kernel.check import require
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
@@ -35,11 +37,14 @@ T = TypeVar("T")
 _CALL_GRACE_S: Final = 5.0
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """Sends records, in transactions if `transactional.id` is set.
 
         with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
             producer.send("orders", b"one", key=b"42")
+
+    With `key.serializer` or `value.serializer`, functions as confluent-kafka has them, `send` takes what they
+    take: `Producer[str, Order]({...})` to a type checker. They run in the thread that calls `send`.
 
     Life cycle: made, used, closed; `with` closes it. Threads may share one: `send`, `send_batch` and `flush`
     at any time; the transaction's calls one after the other, since there is one transaction at a time. It
@@ -61,6 +66,7 @@ class Producer:
         self._thread = engine_thread()
         self._async_producer = self._thread.call(lambda: aio.Producer(config), "Producer")
         self._is_open = True
+        self.serializer = self._async_producer.serializer
         self._append_value = self._async_producer.append_value
         self._append, self._extend = self._async_producer.append, self._async_producer.extend
         settings = self._async_producer.config
@@ -77,8 +83,8 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
+        value: V | None = None,
+        key: K | None = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -99,30 +105,36 @@ class Producer:
             on_delivery: called with the Delivery when it is done, on the engine thread.
         Returns: a Delivery: `result(timeout)` is a RecordMetadata (topic, partition, offset, timestamp_ms).
         Raises: nothing was taken: TimedOut, TooLarge, UnknownTopic, IllegalState outside a transaction,
-            AbortRequired when the transaction has failed, TypeError for anything but bytes, Closed.
+            AbortRequired when the transaction has failed, TypeError for anything but bytes, Closed;
+            SerializationFailed.
         Cost: about 0.5 us, without I/O; whole batches are passed to the engine thread.
         Source: Kafka KafkaProducer.send; KIP-91, KIP-480, KIP-794.
         """
-        # Fast path for most records: every argument passed on costs time.
-        if (
-            tracing.tracer is None
-            and partition is None
-            and timestamp_ms is None
-            and on_delivery is None
-            and not headers
-        ):
-            try:
-                if key is None and (delivery := self._append_value(topic, value)) is not None:
-                    return delivery
-                return self._append(topic, value, key)
-            except BufferFullOrUnknownTopic:
-                pass
-        pairs = tuple(headers)
+        record: tuple[object, object, Iterable[Header]]
+        if self.serializer is not None:
+            record = self.serializer.serialize(topic, value, key, headers)
+        else:
+            # Fast path for most records: every argument passed on costs time.
+            if (
+                tracing.tracer is None
+                and partition is None
+                and timestamp_ms is None
+                and on_delivery is None
+                and not headers
+            ):
+                try:
+                    if key is None and (delivery := self._append_value(topic, value)) is not None:
+                        return delivery
+                    return self._append(topic, value, key)
+                except BufferFullOrUnknownTopic:
+                    pass
+            record = value, key, headers
+        pairs = tuple(record[2])
         take = partial(
             self._append,
             topic,
-            value,
-            key,
+            record[0],
+            record[1],
             partition=partition,
             timestamp_ms=timestamp_ms,
             headers=pairs,
@@ -138,8 +150,8 @@ class Producer:
     def send_batch(
         self,
         topic: str,
-        values: Column,
-        keys: Column | None = None,
+        values: "Sequence[V | None] | ArrowColumn",
+        keys: "Sequence[K | None] | ArrowColumn | None" = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -148,7 +160,8 @@ class Producer:
         """Take many records in one call: all of them or, if it raises, none.
 
         Args:
-            values: bytes or None, a list or an Arrow array; at least one.
+            values: bytes or None, a list or an Arrow array; at least one. With serializers a list of what
+                they take.
             keys: as many. Records are spread by the hash of their key; those without one stay together.
             partition: for all of them, instead of that choice.
             timestamp_ms: of all of them; now by default.
@@ -159,7 +172,13 @@ class Producer:
         Cost: about 0.1 us a record without keys, 0.4 with.
         """
         with aio.trace_columns(self._client_id, topic, values, headers) as trace:
-            rows = aio.build_columns(values, keys, timestamp_ms, trace.headers)
+            if self.serializer is not None:
+                columns = serialize_rows(self, topic, values, keys, trace.headers)
+                rows = aio.build_columns(*columns, timestamp_ms)
+            else:
+                rows = aio.build_columns(
+                    cast(Column, values), cast(Column | None, keys), trace.headers, timestamp_ms
+                )
             take = partial(self._extend, topic, rows, partition)
             return trace.follow(BatchDelivery(topic, self._append_when_admitted(topic, take, "send_batch")))
 
@@ -172,8 +191,11 @@ class Producer:
             topic: for all rows, instead of their column.
         Returns: a BatchDelivery for each topic and partition; their `rows` are places in `batch`.
         Raises: as `send_batch`. Rows of topics and partitions before a refused one were taken: outside a
-            transaction flush to wait for them; inside one, abort.
+            transaction flush to wait for them; inside one, abort. IllegalState for a producer with
+            serializers, which take no columns.
         """
+        if self.serializer is not None:
+            aio.take_objects(batch)
         deliveries: list[BatchDelivery] = []
         with tracing.trace_send(self._client_id, topic, None, batch.num_rows) as trace:
             for share in split_by_partition(batch, topic, int(time.time() * 1000)):
@@ -409,6 +431,22 @@ class PendingCommit:
         Raises: as `commit_transaction`.
         """
         self._call.wait(self._limit_s)
+
+
+def serialize_record(
+    producer: Producer[Any, Any], topic: str, value: object, key: object, headers: Iterable[Header]
+) -> tuple[bytes | None, bytes | None, SerializedHeaders]:
+    """Return value, key and headers of a record as they are sent. Raises: SerializationFailed."""
+    return require(producer.serializer, "a producer that serializes").serialize(topic, value, key, headers)
+
+
+def serialize_rows(
+    producer: Producer[Any, Any], topic: str, values: object, keys: object, headers: Iterable[Header]
+) -> tuple[list[bytes | None], list[bytes | None] | None, SerializedHeaders]:
+    """Return the columns and headers of a `send_batch` as they are sent. Raises: SerializationFailed."""
+    columns = aio.take_objects(values), None if keys is None else aio.take_objects(keys)
+    serializer = require(producer.serializer, "a producer that serializes")
+    return serializer.serialize_rows(topic, *columns, headers)
 
 
 def connect(producer: Producer, topic: str) -> None:

@@ -10,8 +10,9 @@ compaction emptied, gaps [CLI-34].
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple
 
+from tallystick.client.serializers import K, V
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import MIB
 from tallystick.protocol.records import (
@@ -35,10 +36,11 @@ from tallystick.protocol.records.section import decompress_section
 _COLUMN_BYTES: Final = 64 * MIB
 
 
-class ConsumerRecord(NamedTuple):
+class ConsumerRecord(NamedTuple, Generic[K, V]):
     """A record as the application receives it.
 
     Attributes:
+        key, value: bytes, or what the consumer's deserializers make of them.
         timestamp_ms: milliseconds since the epoch, set by the producer or the broker, see `timestamp_type`.
         headers: names and values in the order they were sent; a name may occur twice.
         leader_epoch: of the partition leader that wrote the record; None if the log does not say.
@@ -49,8 +51,8 @@ class ConsumerRecord(NamedTuple):
     offset: int
     timestamp_ms: int
     timestamp_type: TimestampType
-    key: bytes | None
-    value: bytes | None
+    key: K | None
+    value: V | None
     headers: Headers
     leader_epoch: int | None
 

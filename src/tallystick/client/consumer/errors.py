@@ -45,3 +45,23 @@ class RecordUnreadable(ClientError):
 
     def what(self) -> str:
         return f"{TopicPartition(self.topic, self.partition)} at offset {self.offset}: {self.why}"
+
+
+class DeserializationFailed(ClientError):
+    """A deserializer failed; the error repeats until `seek` skips the record.
+
+    `__cause__` is the deserializer's own error.
+
+    Attributes: topic, partition; offset of the record; field, which is key or value; why.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, field: str, why: str) -> None:
+        super().__init__(topic, partition, offset, field, why)
+        self.topic, self.partition, self.offset = topic, partition, offset
+        self.field, self.why = field, why
+
+    def what(self) -> str:
+        at = TopicPartition(self.topic, self.partition)
+        return (
+            f"the {self.field} of the record at {at} offset {self.offset} cannot be deserialized: {self.why}"
+        )

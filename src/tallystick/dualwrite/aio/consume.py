@@ -13,7 +13,7 @@ is an error, or is skipped on request [DW-25].
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from tallystick.client.aio.consumer import Consumer
 from tallystick.client.consumer.decode import ConsumerRecord
@@ -40,7 +40,7 @@ class AsyncConsumeRecipe(Generic[X]):
     def __init__(
         self,
         store: AsyncOffsetStore[X],
-        consumer: Consumer,
+        consumer: Consumer[Any, Any],
         steps: AsyncStepRunner,
         group: str | None,
         on_data_loss: OnDataLoss = "fail",
@@ -79,7 +79,7 @@ class AsyncConsumeRecipe(Generic[X]):
             raise
         return PolledBatch(tuple(records), moves)
 
-    async def _poll_once(self, timeout_s: float, most: int | None) -> list[ConsumerRecord]:
+    async def _poll_once(self, timeout_s: float, most: int | None) -> list[ConsumerRecord[Any, Any]]:
         """Poll once. Raises: DataLoss if the log does not contain the database's offset."""
         try:
             records = await self._steps.run("poll", self.group, self._consumer.poll, timeout_s, most)
@@ -106,7 +106,7 @@ class AsyncConsumeRecipe(Generic[X]):
         _log.warning("%s; going on at %d", loss, place)
         self._consumer.seek(at, place)
 
-    async def _seek_to_stored(self, records: Iterable[ConsumerRecord]) -> None:
+    async def _seek_to_stored(self, records: Iterable[ConsumerRecord[Any, Any]]) -> None:
         """Seek to the database's offsets; partitions without one go back to the start of `records`."""
         self._is_unsynced = False
         try:
@@ -121,7 +121,7 @@ class AsyncConsumeRecipe(Generic[X]):
         self._consumer.pin(self._stored_offsets)
         self._seek_assigned({**first_offsets(records), **self._stored_offsets})
 
-    def _rewind_to(self, records: Iterable[ConsumerRecord]) -> None:
+    def _rewind_to(self, records: Iterable[ConsumerRecord[Any, Any]]) -> None:
         """Seek back so that `records` are returned again, unless the database already has them."""
         self._is_unsynced = True
         self._seek_assigned(first_offsets(records))
@@ -180,7 +180,7 @@ class AsyncConsumeRecipe(Generic[X]):
 class AsyncConsumedBatch(DatabaseHalf[X]):
     """A batch of records and the database transaction for their rows: `session`, `connection`."""
 
-    def __init__(self, database: X, records: tuple[ConsumerRecord, ...]) -> None:
+    def __init__(self, database: X, records: tuple[ConsumerRecord[Any, Any], ...]) -> None:
         super().__init__(database)
         self.records = records
 
@@ -237,7 +237,7 @@ class AsyncConsumerLoop(Generic[X]):
 
 def consume_into(
     store: AsyncOffsetStore[X],
-    consumer: Consumer,
+    consumer: Consumer[Any, Any],
     topics: Iterable[str] = (),
     *,
     partitions: Iterable[TopicPartition] = (),

@@ -1,6 +1,6 @@
 """One unit of a batch: rows in a savepoint, and records that are sent when its work has returned."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -34,8 +34,8 @@ class UnitTransaction(DatabaseHalf[D]):
     async def send(
         self,
         topic: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
+        value: Any = None,
+        key: Any = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -57,8 +57,8 @@ class UnitTransaction(DatabaseHalf[D]):
     async def send_batch(
         self,
         topic: str,
-        values: Column,
-        keys: Column | None = None,
+        values: Column | Sequence[Any],
+        keys: Column | Sequence[Any] | None = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,

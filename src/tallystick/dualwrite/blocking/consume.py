@@ -15,7 +15,7 @@ is an error, or is skipped on request [DW-25].
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from tallystick.client.blocking.consumer import Consumer, RebalanceListener
 from tallystick.client.consumer.decode import ConsumerRecord
@@ -41,7 +41,7 @@ class ConsumeRecipe(Generic[X]):
     def __init__(
         self,
         store: OffsetStore[X],
-        consumer: Consumer,
+        consumer: Consumer[Any, Any],
         steps: StepRunner,
         group: str | None,
         on_data_loss: OnDataLoss = "fail",
@@ -80,7 +80,7 @@ class ConsumeRecipe(Generic[X]):
             raise
         return PolledBatch(tuple(records), moves)
 
-    def _poll_once(self, timeout_s: float, most: int | None) -> list[ConsumerRecord]:
+    def _poll_once(self, timeout_s: float, most: int | None) -> list[ConsumerRecord[Any, Any]]:
         """Poll once. Raises: DataLoss if the log does not contain the database's offset."""
         try:
             records = self._steps.run("poll", self.group, self._consumer.poll, timeout_s, most)
@@ -107,7 +107,7 @@ class ConsumeRecipe(Generic[X]):
         _log.warning("%s; going on at %d", loss, place)
         self._consumer.seek(at, place)
 
-    def _seek_to_stored(self, records: Iterable[ConsumerRecord]) -> None:
+    def _seek_to_stored(self, records: Iterable[ConsumerRecord[Any, Any]]) -> None:
         """Seek to the database's offsets; partitions without one go back to the start of `records`."""
         self._is_unsynced = False
         try:
@@ -120,7 +120,7 @@ class ConsumeRecipe(Generic[X]):
         self._consumer.pin(self._stored_offsets)
         self._seek_assigned({**first_offsets(records), **self._stored_offsets})
 
-    def _rewind_to(self, records: Iterable[ConsumerRecord]) -> None:
+    def _rewind_to(self, records: Iterable[ConsumerRecord[Any, Any]]) -> None:
         """Seek back so that `records` are returned again, unless the database already has them."""
         self._is_unsynced = True
         self._seek_assigned(first_offsets(records))
@@ -177,7 +177,7 @@ class ConsumeRecipe(Generic[X]):
 class ConsumedBatch(DatabaseHalf[X]):
     """A batch of records and the database transaction for their rows: `session`, `connection`."""
 
-    def __init__(self, database: X, records: tuple[ConsumerRecord, ...]) -> None:
+    def __init__(self, database: X, records: tuple[ConsumerRecord[Any, Any], ...]) -> None:
         super().__init__(database)
         self.records = records
 
@@ -232,7 +232,7 @@ class ConsumerLoop(Generic[X]):
 
 def consume_into(
     store: OffsetStore[X],
-    consumer: Consumer,
+    consumer: Consumer[Any, Any],
     topics: Iterable[str] = (),
     *,
     partitions: Iterable[TopicPartition] = (),

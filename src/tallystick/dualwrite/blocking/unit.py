@@ -2,7 +2,7 @@
 # change the source and run `make format`.
 """One unit of a batch: rows in a savepoint, and records that are sent when its work has returned."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -36,8 +36,8 @@ class UnitTransaction(DatabaseHalf[D]):
     def send(
         self,
         topic: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
+        value: Any = None,
+        key: Any = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -59,8 +59,8 @@ class UnitTransaction(DatabaseHalf[D]):
     def send_batch(
         self,
         topic: str,
-        values: Column,
-        keys: Column | None = None,
+        values: Column | Sequence[Any],
+        keys: Column | Sequence[Any] | None = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,

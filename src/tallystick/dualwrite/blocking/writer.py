@@ -3,15 +3,18 @@
 """`DualWriter` and its `Transaction`: rows and records committed together, or not at all."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import TracebackType
-from typing import Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from tallystick.admin.client import Admin
 from tallystick.client.blocking.consumer import Consumer
-from tallystick.client.blocking.producer import Column, Producer
+from tallystick.client.blocking.producer import Column, Producer, serialize_record, serialize_rows
+from tallystick.client.errors import SerializationFailed
 from tallystick.client.producer.delivery import BatchDelivery, Delivery
+from tallystick.client.serializers import mark_serialized
 from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite import tracing
 from tallystick.dualwrite.blocking.attempts import Attempts, decorate_work
@@ -28,6 +31,7 @@ from tallystick.dualwrite.transaction import (
     LeaveOnExit,
     Savepoint,
     begin_savepoint,
+    bind_queued,
     flush_rows,
     keep_open_if_forked,
     notify_sent,
@@ -67,8 +71,8 @@ class Transaction(DatabaseHalf[D]):
     def send(
         self,
         topic: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
+        value: Any = None,
+        key: Any = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -77,7 +81,8 @@ class Transaction(DatabaseHalf[D]):
     ) -> Delivery:
         """Send one record in this transaction; see `Producer.send`.
 
-        `cluster` is required if the writer has several.
+        `cluster` is required if the writer has several. Keys and values are bytes, or what the serializers
+        of the producer's settings take: what they refuse is not sent, and their error ends the block.
         """
         return self._steps.run(
             "send",
@@ -94,8 +99,8 @@ class Transaction(DatabaseHalf[D]):
     def send_batch(
         self,
         topic: str,
-        values: Column,
-        keys: Column | None = None,
+        values: Column | Sequence[Any],
+        keys: Column | Sequence[Any] | None = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -113,7 +118,7 @@ class Transaction(DatabaseHalf[D]):
             timestamp_ms=timestamp_ms,
         )
 
-    def send_offsets(self, consumer: Consumer, *, cluster: str | None = None) -> None:
+    def send_offsets(self, consumer: Consumer[Any, Any], *, cluster: str | None = None) -> None:
         """Commit the positions of `consumer` for its group with this transaction (KIP-447).
 
         All records that the consumer has returned count as processed. Call it right after `poll`, inside the
@@ -143,8 +148,30 @@ class Transaction(DatabaseHalf[D]):
             stack.enter_context(begin_savepoint(self.database))
             with keep_open_if_forked(self.owning_process, stack):
                 yield part
+                self.check_process()
+                for place, send in enumerate(part.queued_sends):  # a refusal still rolls the savepoint back
+                    part.queued_sends[place] = self._serialize_queued(send)
         for send in part.queued_sends:
             send()
+
+    def _serialize_queued(self, queued: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a queued send with bytes for keys and values. Raises: SerializationFailed."""
+        call, arguments = bind_queued(queued)
+        producer = select_producer(self._producers, arguments["cluster"])
+        if producer.serializer is None:
+            return queued
+        if call == self.send:
+            parts = (arguments[name] for name in ("topic", "value", "key", "headers"))
+            value, key, headers = serialize_record(producer, *parts)
+            arguments |= {"value": mark_serialized(value), "key": mark_serialized(key), "headers": headers}
+            return partial(self.send, **arguments)
+        topic, values, keys = (arguments[name] for name in ("topic", "values", "keys"))
+        rows, row_keys, headers = serialize_rows(producer, topic, values, keys, ())
+        if headers:
+            raise SerializationFailed(topic, "headers", "a batch of a dual write has none; use send")
+        arguments["values"] = [mark_serialized(row) for row in rows]
+        arguments["keys"] = row_keys and [mark_serialized(key) for key in row_keys]
+        return partial(self.send_batch, **arguments)
 
     def check_cluster(self, cluster: str | None) -> None:
         """Raise ValueError unless records can be sent to `cluster`."""

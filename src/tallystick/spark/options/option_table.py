@@ -60,6 +60,41 @@ def _build_refused_option(name: str, doc: str, sides: tuple[ConnectorSide, ...] 
     return Option(name=name, doc=doc, sides=sides, support=OptionSupport.REFUSED)
 
 
+def _build_format_options(field: str) -> tuple[Option, ...]:
+    sides = (ConnectorSide.SOURCE, ConnectorSide.SINK)
+    return (
+        Option(
+            name=f"{field}.format",
+            values="`bytes`, `string`, `avro`, `json`",
+            default="`bytes`",
+            sides=sides,
+            doc=f"How the {field} is encoded. A source's column has the type of the format, and a sink's "
+            "column must fit it. `avro` and `json` (JSON Schema) need `schema.registry.url`.",
+        ),
+        Option(
+            name=f"{field}.schema",
+            values="Avro schema as JSON, or JSON Schema",
+            default="the subject's latest version",
+            sides=sides,
+            doc="The reader's schema of a source, which decides its columns; the writer's of a sink, which "
+            "must be registered.",
+        ),
+        Option(
+            name=f"{field}.subject",
+            values="name",
+            sides=sides,
+            doc="The subject of the schema, instead of the one that the strategy gives.",
+        ),
+        Option(
+            name=f"{field}.subject.strategy",
+            values="`topic-name`, `record-name`, `topic-record-name`",
+            default="`topic-name`",
+            sides=sides,
+            doc=f"How the subject is named: `orders-{field}`, `demo.Order`, `orders-demo.Order`.",
+        ),
+    )
+
+
 _TIMES_EXAMPLE: Final = '`{"topicA":{"0":1000}}`, milliseconds'
 _STREAM: Final = (QueryType.STREAM,)
 _BATCH: Final = (QueryType.BATCH,)
@@ -211,13 +246,36 @@ OPTIONS: Final = (
         queries=_STREAM,
         doc="The `database` of `foreach_batch`, if it keeps the decisions.",
     ),
+    *_build_format_options("key"),
+    *_build_format_options("value"),
+    Option(
+        name="schema.registry.url",
+        values="URL",
+        sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
+        doc="The schema registry of formats with schemas. `schema.registry.` and a name is a setting of "
+        "confluent-kafka's registry client, such as `schema.registry.basic.auth.user.info`.",
+    ),
+    Option(
+        name="onMalformed",
+        values="`fail`, `null`",
+        default="`fail`",
+        doc="What happens to a key or value that cannot be decoded: the query fails and names the record, or "
+        "the column is null and `malformed` has the record's bytes and the reason.",
+    ),
+    Option(
+        name="auto.register.schemas",
+        values="`true`, `false`",
+        default="`false`",
+        sides=_SINK,
+        doc="Register the schema of the option, or one made from the columns if the subject has none.",
+    ),
     _build_no_effect_option("fetchOffset.numRetries", "Retries end with `kafka.default.api.timeout.ms`."),
     _build_no_effect_option("fetchOffset.retryIntervalMs", "See `kafka.retry.backoff.ms`."),
     _build_no_effect_option("groupIdPrefix", "No consumer group is used."),
     _build_no_effect_option("kafka.group.id", "No consumer group is used; offsets are in the checkpoint."),
     _build_refused_option("kafka.auto.offset.reset", "use startingOffsets and failOnDataLoss"),
-    _build_refused_option("kafka.key.deserializer", "keys are bytes; convert them with Spark"),
-    _build_refused_option("kafka.value.deserializer", "values are bytes; convert them with Spark"),
+    _build_refused_option("kafka.key.deserializer", "use key.format, or convert the bytes with Spark"),
+    _build_refused_option("kafka.value.deserializer", "use value.format, or convert the bytes with Spark"),
     _build_refused_option("kafka.enable.auto.commit", "offsets are in the checkpoint"),
     _build_refused_option(
         "kafka.interceptor.classes", "no Java classes are loaded", (ConnectorSide.SOURCE, ConnectorSide.SINK)
@@ -291,11 +349,9 @@ OPTIONS: Final = (
         "batches are decided one at a time, and Spark's log must contain each before the next begins",
         _SINK,
     ),
+    _build_refused_option("kafka.key.serializer", "use key.format, or convert to bytes with Spark", _SINK),
     _build_refused_option(
-        "kafka.key.serializer", "keys are strings or bytes; convert them with Spark", _SINK
-    ),
-    _build_refused_option(
-        "kafka.value.serializer", "values are strings or bytes; convert them with Spark", _SINK
+        "kafka.value.serializer", "use value.format, or convert to bytes with Spark", _SINK
     ),
     _build_refused_option(
         "kafka.partitioner.class", "no Java classes are loaded; use a column named partition", _SINK

@@ -12,6 +12,7 @@ from tallystick.client.kafka_names import ClientSettings
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
+from tallystick.spark.options.format_options import FormatOptions, parse_format_options
 from tallystick.spark.options.option_table import DECISIONS_TOPIC, KAFKA_PREFIX, ConnectorSide, QueryType
 from tallystick.spark.options.source_options import build_client_settings, find_common_problems
 from tallystick.spark.protocol.committable import WRITE_ID_BYTES_MAX
@@ -49,6 +50,7 @@ class SinkOptions(Value, kw_only=True):
     decisions_topic    the decision topic
     checkpoint         the location of the query's checkpoint, if the options have it
     tracing_setup      the function that switches tracing on in Spark's Python processes
+    formats            how keys and values are encoded
     """
 
     prefix: str
@@ -61,6 +63,7 @@ class SinkOptions(Value, kw_only=True):
     decisions_topic: str = DECISIONS_TOPIC
     checkpoint: str | None = None
     tracing_setup: str | None = None
+    formats: FormatOptions = FormatOptions()
 
     def list_producer_settings(self, transactional_id: str) -> dict[str, str]:
         """Return the settings of one attempt's producer, or of the recovery of its transaction."""
@@ -118,6 +121,7 @@ def parse_sink_options(raw_options: Mapping[str, str], query: QueryType) -> Sink
         decisions_topic=texts.get("decisions.topic") or DECISIONS_TOPIC,
         checkpoint=checkpoint,
         tracing_setup=texts.get("tracing.setup") or None,
+        formats=parse_format_options(texts, problems),
     )
     problems += _find_setup_problems(options.tracing_setup)
     problems += _find_client_problems(options)

@@ -19,6 +19,11 @@ from tallystick.client.kafka_names import ClientSettings
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX, TopicPartition
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
+from tallystick.spark.options.format_options import (
+    REGISTRY_PREFIX,
+    FormatOptions,
+    parse_format_options,
+)
 from tallystick.spark.options.option_table import (
     DECISIONS_TOPIC,
     KAFKA_PREFIX,
@@ -108,6 +113,7 @@ class SourceOptions(Value, kw_only=True):
     client               consumer settings, by Kafka's names
     checkpoint           the query's checkpoint, if given, where the source keeps its start offsets
     resume               begin where a sink's last decision ended, if there is one
+    formats              how keys and values are encoded
     """
 
     topics: ConsumerStrategy
@@ -125,6 +131,7 @@ class SourceOptions(Value, kw_only=True):
     max_records_per_partition: int | None = None
     checkpoint: str | None = None
     resume: ResumeOptions | None = None
+    formats: FormatOptions = FormatOptions()
 
     @property
     def read_committed(self) -> bool:
@@ -150,12 +157,13 @@ def parse_source_options(raw_options: Mapping[str, str], query: QueryType | None
     end = _select_limit(values, "ending", Edge.LATEST)
     problems += _find_rate_limit_problems(values)
     resume = _parse_resume(texts, problems)
+    formats = parse_format_options(texts, problems)
     if query is QueryType.BATCH:
         problems += _find_batch_problems(start, end)
     if problems or topics is None:
         raise BadConfig("\n".join(problems))
     fields = {field: values[name] for name, field in _FIELD_NAMES.items() if name in values}
-    fields["resume"] = resume
+    fields |= {"resume": resume, "formats": formats}
     return SourceOptions(topics=topics, starting=start, ending=end, client=ClientSettings(client), **fields)  # type: ignore[arg-type]
 
 
@@ -186,7 +194,7 @@ def find_common_problems(
             other = other_options[name]
             yield f"{other.name}: an option of the {other.sides[0].value}, this is a {side.value}"
         elif option is None:
-            if not name.startswith(KAFKA_PREFIX):
+            if not name.startswith((KAFKA_PREFIX, REGISTRY_PREFIX)):
                 yield _explain_unknown_option(name, options)
         elif option.support is OptionSupport.REFUSED:
             yield f"{option.name}: {text!r} is refused: {option.doc}"

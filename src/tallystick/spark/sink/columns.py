@@ -1,6 +1,6 @@
 """The columns that the sink takes, by the rules of Spark's own sink; checked together with the options."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from pyspark.sql.types import (
@@ -14,6 +14,8 @@ from pyspark.sql.types import (
 )
 
 from tallystick.kernel.settings import BadConfig
+from tallystick.schemas.model import ColumnFormat
+from tallystick.spark.options.format_options import FIELDS
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
 
@@ -37,15 +39,23 @@ def parse_checked_options(
         options = parse_sink_options(raw_options, query)
     except BadConfig as exc:
         problems += str(exc).splitlines()
-    topic = {name.lower(): text for name, text in raw_options.items()}.get("topic")
-    problems += _find_schema_problems(schema, topic)
+    texts = {name.lower(): text for name, text in raw_options.items()}
+    formats = (ColumnFormat.AVRO, ColumnFormat.JSON)
+    schema_columns = {name for name in FIELDS if texts.get(f"{name}.format", "").strip() in formats}
+    problems += _find_schema_problems(schema, texts.get("topic"), schema_columns)
     if problems or options is None:
         raise BadConfig("\n".join(problems))
     return options
 
 
-def _find_schema_problems(schema: StructType, topic: str | None) -> Iterator[str]:
-    """Yield the problems of the columns, by the rules of Spark's own sink (KafkaWriter.validateQuery)."""
+def _find_schema_problems(
+    schema: StructType, topic: str | None, schema_columns: Container[str]
+) -> Iterator[str]:
+    """Yield the problems of the columns, by the rules of Spark's own sink (KafkaWriter.validateQuery).
+
+    Args:
+        schema_columns: columns that are compared with a registered schema later.
+    """
     columns: dict[str, Any] = {field.name: field.dataType for field in schema.fields}
     if "value" not in columns:
         yield "column value: required, and missing"
@@ -53,7 +63,7 @@ def _find_schema_problems(schema: StructType, topic: str | None) -> Iterator[str
         yield "topic: required, as an option or as a column"
     for name, kinds in _COLUMN_TYPES.items():
         data_type = columns.get(name)
-        if data_type is not None and not isinstance(data_type, kinds):
+        if data_type is not None and not isinstance(data_type, kinds) and name not in schema_columns:
             type_names = " or ".join(kind.typeName() for kind in kinds)
             yield f"column {name}: is {data_type.simpleString()}, and must be {type_names}"
     headers = columns.get("headers")

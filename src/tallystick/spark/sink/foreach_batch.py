@@ -149,6 +149,10 @@ def foreach_batch(
     sink_options = None
     try:
         sink_options = parse_sink_options(options, QueryType.STREAM)
+        problems += [
+            f"{each.field}.format: encode with a function of register_serializer in to_topic"
+            for each in sink_options.formats.fields
+        ]
     except BadConfig as exc:
         problems += str(exc).splitlines()
     if problems or sink_options is None:

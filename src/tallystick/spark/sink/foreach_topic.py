@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyspark
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.spark import tracing
+from tallystick.spark import sink, tracing
 from tallystick.spark.checkpoint import read_end_offsets, read_query_start
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions
@@ -36,6 +36,9 @@ from tallystick.spark.sink.context import OpenContext, get_sink_context
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from tallystick.spark.sink.encoding import RecordEncoding
+
 
 _QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 _VOTE_SCHEMA: Final = "vote binary"
@@ -63,6 +66,9 @@ def foreach_batch(
         check_feature(SparkFeature.FOREACH_BATCH, pyspark.__version__)
         rows = frame if transform is None else transform(frame)
         sink_options = parse_checked_options(options, rows.schema, QueryType.STREAM)
+        encoding = None
+        if any(each.has_schema for each in sink_options.formats.fields):
+            encoding = sink.encoding.resolve_encoding(sink_options, rows.schema)
         context = connect(sink_options)
         job = MicroBatch(find_query_id(frame, query_id), batch_id)
         tracing.set_up(sink_options.tracing_setup)
@@ -70,7 +76,7 @@ def foreach_batch(
             lease = context.begin(
                 query_id=job.query_id, resuming=read_query_start(sink_options, job.query_id)
             )
-            task = _create_task(sink_options, lease, job, connect)
+            task = _create_task(sink_options, lease, job, connect, encoding)
             votes: list[Vote | None] = []
             try:
                 vote_rows = rows.mapInArrow(task, _VOTE_SCHEMA).collect()
@@ -88,14 +94,19 @@ def foreach_batch(
 
 
 def _create_task(
-    options: SinkOptions, lease: BatchLease, job: MicroBatch, connect: OpenContext
+    options: SinkOptions,
+    lease: BatchLease,
+    job: MicroBatch,
+    connect: OpenContext,
+    encoding: "RecordEncoding | None",
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     carrier = tracing.carry()
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tracing.set_up(options.tracing_setup)
+        rows = batches if encoding is None else sink.encoding.encode_batches(batches, encoding)
         with tracing.resume(carrier), tracing.trace_part("spark task", options.prefix, job) as trace:
-            vote = run_attempt(connect(options), lease, job, batches)
+            vote = run_attempt(connect(options), lease, job, rows)
             trace.describe_votes([vote])
         yield pa.record_batch([pa.array([encode_vote(vote)])], names=["vote"])
 

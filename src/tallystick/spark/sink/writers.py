@@ -10,7 +10,7 @@ Source: PySpark 4.3 worker/write_into_data_source.py and worker/python_streaming
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 from tallystick.kernel.check import require
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
-from tallystick.spark import tracing
+from tallystick.spark import sink, tracing
 from tallystick.spark.checkpoint import read_end_offsets, read_query_id, read_query_start
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions
@@ -43,6 +43,9 @@ from tallystick.spark.sink.attempt import run_attempt
 from tallystick.spark.sink.columns import parse_checked_options
 from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
 from tallystick.spark.sink.lease_handover import find_lease, remove_lease, save_lease
+
+if TYPE_CHECKING:
+    from tallystick.spark.sink.encoding import RecordEncoding
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -69,7 +72,7 @@ def create_stream_writer(
         connect: connects a process to the cluster; crash tests replace it.
     Raises: BadConfig with all problems at once.
     """
-    return StreamWriter(parse_checked_options(options, schema, QueryType.STREAM), connect)
+    return StreamWriter(parse_checked_options(options, schema, QueryType.STREAM), schema, connect)
 
 
 def create_batch_writer(
@@ -77,15 +80,17 @@ def create_batch_writer(
 ) -> "BatchWriter":
     """Return a batch writer; Spark asks for one for each `save()`. Has no effect yet. Raises: BadConfig."""
     problems = ["mode: overwrite cannot be done, a topic is appended to; use mode('append')"] * overwrite
-    return BatchWriter(parse_checked_options(options, schema, QueryType.BATCH, problems), connect)
+    return BatchWriter(parse_checked_options(options, schema, QueryType.BATCH, problems), schema, connect)
 
 
 class _LeasedWriter:
     """Base class of both writers: it carries the lease from the driver to the tasks."""
 
-    def __init__(self, options: SinkOptions, connect: OpenContext | None) -> None:
+    def __init__(self, options: SinkOptions, columns: StructType, connect: OpenContext | None) -> None:
         self.options = options
+        self._columns = columns
         self._open_context = connect
+        self._encoding: RecordEncoding | None = None
         self._lease: bytes | None = None
         self._trace_carrier = tracing.NO_CARRIER
         self._write_id: str | None = None
@@ -94,6 +99,8 @@ class _LeasedWriter:
         """Begin the batch, since Spark pickles the writer on the driver before any task. Raises: NotBegun."""
         if self._lease is None:
             try:
+                if any(each.has_schema for each in self.options.formats.fields):
+                    self._encoding = sink.encoding.resolve_encoding(self.options, self._columns)
                 self._lease = encode_lease(self._begin_batch())
             except TallystickError as exc:
                 why = f"the batch has not begun, and nothing of it is written. {type(exc).__name__}: {exc}"
@@ -121,6 +128,8 @@ class _LeasedWriter:
 
     def _run_attempt(self, job: Job, batches: Iterator[pa.RecordBatch]) -> VoteMessage:
         lease = decode_lease(require(self._lease, "a task has the writer that was pickled"))
+        if self._encoding is not None:
+            batches = sink.encoding.encode_batches(batches, self._encoding)
         tracing.set_up(self.options.tracing_setup)
         with (
             tracing.resume(self._trace_carrier),
@@ -170,8 +179,8 @@ class StreamWriter(_LeasedWriter, DataSourceStreamArrowWriter):
 class BatchWriter(_LeasedWriter, DataSourceArrowWriter):
     """The sink of a batch write, which becomes visible as a whole or not at all."""
 
-    def __init__(self, options: SinkOptions, connect: OpenContext | None) -> None:
-        super().__init__(options, connect)
+    def __init__(self, options: SinkOptions, columns: StructType, connect: OpenContext | None) -> None:
+        super().__init__(options, columns, connect)
         self._write_id = options.write_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> VoteMessage:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from tallystick import _lazy
 
 if TYPE_CHECKING:
-    from tallystick.spark.source import batch_reader, start_offsets, stream_reader
+    from tallystick.spark.source import batch_reader, decoding, start_offsets, stream_reader
 
-__all__ = ["batch_reader", "start_offsets", "stream_reader"]
+__all__ = ["batch_reader", "decoding", "start_offsets", "stream_reader"]
 
 if not TYPE_CHECKING:
     # Each of them needs libraries that not every process with this package has or should load.

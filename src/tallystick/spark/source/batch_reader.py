@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
+from tallystick.spark import source
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.source_options import parse_source_options
 from tallystick.spark.protocol.offsets import OffsetRange, Offsets
@@ -18,9 +20,19 @@ from tallystick.spark.source.task_reader import read_range
 class BatchReader(DataSourceReader):
     """A batch reader. Spark makes one on the driver for each query and pickles it for the tasks."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        """Parse the options. Raises: BadConfig with all problems at once."""
+    def __init__(self, options: Mapping[str, str], schema: StructType | None = None) -> None:
+        """Parse the options.
+
+        Args:
+            schema: the columns, which Spark was told before.
+        Raises: BadConfig with all problems at once.
+        """
         self._options = parse_source_options(options, QueryType.BATCH)
+        self._decoding = (
+            source.decoding.resolve_checked_decoding(self._options, schema)
+            if schema is not None and self._options.formats.fields
+            else None
+        )
 
     def partitions(self) -> list[OffsetRangePartition]:
         """Plan the tasks; Spark wants a list. Raises: UnknownOffsets, DataLoss; Admin's errors."""
@@ -33,7 +45,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task. If there is nothing to read, Spark makes up a task, which is empty."""
         if isinstance(partition, OffsetRangePartition):
-            yield from read_range(partition.range, self._options)
+            yield from read_range(partition.range, self._options, self._decoding)
 
 
 def _build_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
 from tallystick.kernel.ids import TopicPartition
 from tallystick.spark import source
@@ -33,14 +34,25 @@ from tallystick.spark.source.task_reader import read_range
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream reader, called by Spark while a query runs. Offsets are JSON: `{"topic": {"0": 5}}`."""
 
-    def __init__(self, options: Mapping[str, str], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        now: Callable[[], float] = time.monotonic,
+        schema: StructType | None = None,
+    ) -> None:
         """Parse the options.
 
         Args:
             now: a monotonic clock, in seconds.
+            schema: the columns, which Spark was told before.
         Raises: BadConfig with all problems at once.
         """
         self._options = parse_source_options(options, QueryType.STREAM)
+        self._decoding = (
+            source.decoding.resolve_checked_decoding(self._options, schema)
+            if schema is not None and self._options.formats.fields
+            else None
+        )
         self._now = now
         self._planner: SourcePlanner | None = None
         self._last_batch_s: float | None = None
@@ -99,7 +111,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
         if isinstance(partition, OffsetRangePartition):
-            yield from read_range(partition.range, self._options)
+            yield from read_range(partition.range, self._options, self._decoding)
 
     def commit(self, end: OffsetJson) -> None:
         """Do nothing: the offsets are in the checkpoint, and none are committed to Kafka."""

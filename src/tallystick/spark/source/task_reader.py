@@ -12,7 +12,8 @@ else keeps the task from reaching the end, that is an error or data loss, and ne
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -20,10 +21,14 @@ from tallystick.client.blocking.consumer import Consumer
 from tallystick.client.consumer.errors import PositionUnknown
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import TallystickError
+from tallystick.spark import source
 from tallystick.spark.options.source_options import SourceOptions
 from tallystick.spark.protocol.offsets import OffsetRange
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
 from tallystick.spark.source.planner import SourceDataLoss
+
+if TYPE_CHECKING:
+    from tallystick.spark.source.decoding import RecordDecoding
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -64,16 +69,23 @@ class RecordsTimedOut(TallystickError):
         )
 
 
-def read_range(offset_range: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+def read_range(
+    offset_range: OffsetRange, options: SourceOptions, decoding: "RecordDecoding | None" = None
+) -> Iterator[pa.RecordBatch]:
     """Yield the records of a range, in order [SPK-1].
 
-    Raises: DataLoss, RecordsTimedOut; the consumer's errors.
+    Raises: DataLoss, RecordsTimedOut; the consumer's errors; with `decoding`, RecordUndecodable and
+        RegistryUnavailable.
     """
-    schema = build_arrow_schema(headers=options.include_headers)
+    decoder = None if decoding is None else source.decoding.RecordDecoder(decoding)
+    schema = build_arrow_schema(
+        headers=options.include_headers, types={} if decoder is None else decoder.types
+    )
     consumer = _get_consumer(options.client)
     try:
         consumer.assign([offset_range.partition])
-        yield from _iter_batches(consumer, offset_range, options, schema)
+        for records in _iter_batches(consumer, offset_range, options):
+            yield to_source_rows(records if decoder is None else decoder.decode(records), schema)
         consumer.assign([])
         freeze_loaded_modules()
     except BaseException:
@@ -83,7 +95,7 @@ def read_range(offset_range: OffsetRange, options: SourceOptions) -> Iterator[pa
 
 
 def _iter_batches(
-    consumer: Consumer, offset_range: OffsetRange, options: SourceOptions, schema: pa.Schema
+    consumer: Consumer, offset_range: OffsetRange, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
     at, position = offset_range.partition, offset_range.start
     consumer.seek(at, position)
@@ -99,7 +111,7 @@ def _iter_batches(
         if next_position == position:
             raise RecordsTimedOut(offset_range, position, options.poll_timeout_ms)
         if records.num_rows:
-            yield to_source_rows(_cut_at_end(records, position, offset_range.end), schema)
+            yield _cut_at_end(records, position, offset_range.end)
         position = next_position
 
 
@@ -147,13 +159,21 @@ def _build_consumer_key(client: Mapping[str, str]) -> tuple[int, tuple[tuple[str
     return os.getpid(), tuple(sorted(client.items()))
 
 
-def build_arrow_schema(*, headers: bool) -> pa.Schema:
+def build_arrow_schema(
+    *, headers: bool, types: Mapping[str, pa.DataType] = MappingProxyType({})
+) -> pa.Schema:
     """Return `data_source.build_spark_schema` as the Arrow schema that Spark uses in Python.
 
     Spark checks only the first batch of a task against it, field by field.
+
+    Args:
+        types: of columns that decoding changes, or adds at the end.
     """
     element = pa.field("element", _ARROW_HEADER_TYPE)
-    return pa.schema([*_ARROW_FIELDS, *([pa.field("headers", pa.list_(element))] if headers else [])])
+    fields = [*_ARROW_FIELDS, *([pa.field("headers", pa.list_(element))] if headers else [])]
+    names = {field.name for field in fields}
+    fields = [pa.field(field.name, types.get(field.name, field.type)) for field in fields]
+    return pa.schema([*fields, *(pa.field(name, each) for name, each in types.items() if name not in names)])
 
 
 def to_source_rows(records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
