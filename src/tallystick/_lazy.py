@@ -10,6 +10,7 @@ from typing import Final
 _EXTRAS: Final = {
     "confluent_kafka": "demo",
     "cryptography": "security",
+    "deltalake": "delta",
     "django": "django",
     "jinja2": "console",
     "jwt": "security",

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tallystick.client.net.cluster import Cluster
-from tallystick.kernel.value import Value, replace
+from tallystick.kernel.value import Value
 from tallystick.spark.decisions.database import DecisionDatabase, get_engine, resolve_database
-from tallystick.spark.decisions.row import DatabaseDecisionLog, DatabaseParticipants, DecisionRow
+from tallystick.spark.decisions.row import DecisionRow
+from tallystick.spark.decisions.store_log import DatabaseDecisionLog, DatabaseParticipants
 from tallystick.spark.decisions.staging import StagingTable
 from tallystick.spark.decisions.topic import DecisionTopic
 from tallystick.spark.options.sink_options import TRANSACTION_TIMEOUT_MS, SinkOptions
@@ -20,9 +21,14 @@ from tallystick.spark.options.sinks import ToTable
 from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.decide import TIMEOUT_MARGIN_DIVISOR
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
 from tallystick.spark.sink.context import SinkContext
-from tallystick.spark.sink.recovery import PrefixStatus, build_options, read_and_close, resolve_and_close
+from tallystick.spark.sink.recovery import (
+    PrefixStatus,
+    build_options,
+    read_and_close,
+    resolve_and_close,
+    with_database_suffix,
+)
 
 __all__ = [
     "DatabaseSinkContext",
@@ -80,11 +86,6 @@ def get_staging_tables(
     if key not in _STAGING_TABLES:
         _STAGING_TABLES[key] = tuple(StagingTable(get_engine(where), prefix, each) for each in tables)
     return _STAGING_TABLES[key]
-
-
-def with_database_suffix(options: SinkOptions) -> SinkOptions:
-    """Add the suffix to the prefix, so that readers of the decision topic do not end a database's batches."""
-    return replace(options, prefix=options.prefix + DATABASE_SUFFIX)
 
 
 def resolve_rows(
