@@ -5,7 +5,7 @@ The assumptions about delta-rs that the proof in docs/adr/0064 rests on are test
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,9 @@ def open_row(place: Path) -> LakeRow:
     return LakeRow(open_table(parse_table_url(f"delta:{place}"), {}), PREFIX)
 
 
-def write_files(place: Path, owner: ProducerIdAndEpoch, ids: Sequence[int], attempt: str = "aa") -> list[DataFile]:
+def write_files(
+    place: Path, owner: ProducerIdAndEpoch, ids: Sequence[int], attempt: str = "aa"
+) -> list[DataFile]:
     table = open_table(parse_table_url(f"delta:{place}"), {})
     writer = DataFileWriter(
         table.storage,
@@ -109,7 +111,7 @@ def test_without_retries_delta_rs_commits_the_next_version_or_nothing(place: Pat
 
 
 def test_with_retries_delta_rs_rebases_over_others_and_not_over_the_same_application(place: Path) -> None:
-    """The second line of defence, and why it is not the first: what it compares is the application id alone."""
+    """The second line of defence, and why it is not the first: it compares the application id alone."""
     behind, behind_too = DeltaTable(place), DeltaTable(place)
     commit_directly(DeltaTable(place), "a", 1, retries=0)
     with pytest.raises(CommitFailedError, match="Concurrent transaction failed"):
@@ -128,7 +130,9 @@ def test_a_decision_is_one_version_with_its_files(place: Path) -> None:
     assert DeltaTable(place).version() == 2
     assert read_ids(place) == [1, 2]
     assert open_row(place).read().decision == decision(0)
-    actions = [json.loads(line) for line in (place / "_delta_log" / f"{2:020d}.json").read_text().splitlines()]
+    actions = [
+        json.loads(line) for line in (place / "_delta_log" / f"{2:020d}.json").read_text().splitlines()
+    ]
     assert [next(iter(action)) for action in actions] == ["commitInfo", "add", "txn"]
 
 
@@ -265,7 +269,9 @@ def test_a_commit_that_may_arrive_later_is_in_doubt_and_a_claim_settles_it(
     assert open_row(place).claim(NEW, is_last)
     late = DeltaLakeTable(parse_table_url(f"delta:{place}"), {})
     late.read(PREFIX)
-    assert late.commit(version, LakeEntry(key=PREFIX, owner=str(OLD), commit="late"), ()) is CommitOutcome.BEATEN
+    assert (
+        late.commit(version, LakeEntry(key=PREFIX, owner=str(OLD), commit="late"), ()) is CommitOutcome.BEATEN
+    )
     assert open_row(place).read().decision is None
 
 
@@ -394,9 +400,9 @@ def test_a_definition_that_changes_during_a_batch_stops_it(place: Path) -> None:
 
 
 @pytest.fixture
-def constrained(place: Path) -> Iterator[Path]:
+def constrained(place: Path) -> Path:
     DeltaTable(place).alter.add_constraint({"positive": "id > 0"})
-    yield place
+    return place
 
 
 def test_a_table_with_constraints_is_refused(constrained: Path) -> None:

@@ -82,7 +82,9 @@ class Place:
         return Counter(record.value.decode() for record in records if record.value is not None)
 
     def rows(self) -> list[dict[str, object]]:
-        found: list[dict[str, object]] = pa.table(deltalake.DeltaTable(self.table).scan().read_all()).to_pylist()
+        found: list[dict[str, object]] = pa.table(
+            deltalake.DeltaTable(self.table).scan().read_all()
+        ).to_pylist()
         return found
 
     def open_transactions(self) -> list[str]:
@@ -100,7 +102,9 @@ class Place:
 
 
 @pytest.fixture
-def place(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+def place(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest
+) -> Place:
     return Place(spark, broker, tmp_path, request.node.originalname.removeprefix("test_")[:60])
 
 

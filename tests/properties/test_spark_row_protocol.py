@@ -24,8 +24,8 @@ from tests.support.toy_cluster import ToyCluster, ToyParticipants
 from tallystick.client.errors import ClientError
 from tallystick.kernel.errors import InDoubt
 from tallystick.spark.decisions.row import DecisionRow
-from tallystick.spark.decisions.store_log import DatabaseDecisionLog, DatabaseParticipants
 from tallystick.spark.decisions.staging import RowsRejected, StagingTable
+from tallystick.spark.decisions.store_log import DatabaseDecisionLog, DatabaseParticipants
 from tallystick.spark.options.sinks import StagedMoves, to_table
 from tallystick.spark.protocol.committable import (
     BatchLease,

@@ -42,8 +42,8 @@ from tallystick.spark.protocol.committable import (
 )
 from tallystick.spark.sink.attempt import run_attempt
 from tallystick.spark.sink.combined_attempt import CombinedTask
-from tallystick.spark.sink.database_context import with_database_suffix
 from tallystick.spark.sink.projection import HASH_COLUMN
+from tallystick.spark.sink.recovery import with_database_suffix
 
 ATTEMPTS: Final = 4
 TASKS: Final = 2

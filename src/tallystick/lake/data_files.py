@@ -204,15 +204,13 @@ def collect_statistics(metadata: pq.FileMetaData) -> Mapping[str, object]:
         column = schema.column(number)
         if column.path != column.name or column.max_repetition_level:
             continue
-        parts = [metadata.row_group(group).column(number).statistics for group in range(metadata.num_row_groups)]
+        parts = [
+            metadata.row_group(group).column(number).statistics for group in range(metadata.num_row_groups)
+        ]
         if any(part is None or not part.has_null_count for part in parts):
             continue
         nulls[column.name] = sum(part.null_count for part in parts)
-        bounds = [
-            (part.min, part.max)
-            for part in parts
-            if part.has_min_max
-        ]
+        bounds = [(part.min, part.max) for part in parts if part.has_min_max]
         if len(bounds) < sum(part.num_values > 0 for part in parts) or not bounds:
             continue
         low, high = min(low for low, _ in bounds), max(high for _, high in bounds)

@@ -1,16 +1,16 @@
 """A Delta table through delta-rs (`deltalake`). The only module that knows its API.
 
 An entry is in the `commitInfo` of its commit, as `tallystick`. The application transaction of its key,
-`tallystick:<key>`, has the version of that commit: it stays in checkpoints, so the newest version of the table
-always tells where the entry is, whatever other writers have committed since. The entry itself is there as
-long as the log keeps that commit (`delta.logRetentionDuration`, by default 30 days); after that the table
+`tallystick:<key>`, has the version of that commit: it stays in checkpoints, so the newest version of the
+table always tells where the entry is, whatever other writers have committed since. The entry itself is there
+as long as the log keeps that commit (`delta.logRetentionDuration`, by default 30 days); after that the table
 still knows that something was decided, and reading raises EntryLost [LAK-2].
 
 `max_commit_retries=0` is what makes a commit become the next version or fail: with it, delta-rs does not
 check for conflicts and does not rebase, but writes the entry of one version with "create if absent"
 (delta-rs, crates/core/src/kernel/transaction/mod.rs, at 2c996fa9). Should it ever merge, the conflict checker
-refuses a commit whose application id an interim commit has moved (`ConcurrentTransaction`). Both are pinned by
-tests/integration/test_lake_delta.py.
+refuses a commit whose application id an interim commit has moved (`ConcurrentTransaction`). Both are pinned
+by tests/integration/test_lake_delta.py.
 """
 
 import json
@@ -206,8 +206,8 @@ class DeltaLakeTable:
                 except DeltaError as exc:
                     _log.info("%s: columns were not added yet: %s", self._url, exc)
         raise TableBusy(
-            f"table {self._url}: the columns {', '.join(missing.names)} could not be added, because other "
-            "writers commit all the time. Nothing was written"
+            f"table {self._url}: the columns {', '.join(wanted.schema.names)} could not be added, because "
+            "other writers commit all the time. Nothing was written"
         )
 
     # ---- files
@@ -293,7 +293,8 @@ def _find_problems(table: DeltaTable) -> Iterator[str]:
         yield f"has the table feature {feature}, which this writer does not have"
     for name in sorted(settings):
         if name.startswith("delta.constraints."):
-            yield f"has the constraint {name.removeprefix('delta.constraints.')}, which this writer cannot check"
+            constraint = name.removeprefix("delta.constraints.")
+            yield f"has the constraint {constraint}, which this writer cannot check"
     if settings.get("delta.columnMapping.mode", "none") != "none":
         yield f"has delta.columnMapping.mode={settings['delta.columnMapping.mode']}"
     if "delta.setTransactionRetentionDuration" in settings:
@@ -303,8 +304,6 @@ def _find_problems(table: DeltaTable) -> Iterator[str]:
         for name, rule in _COLUMN_RULES.items():
             if name in field.get("metadata", {}):
                 yield f"column {field['name']} has {rule}, which this writer does not compute or check"
-
-
 
 
 def open_table(url: TableUrl, storage_options: Mapping[str, str]) -> DeltaLakeTable:

@@ -29,7 +29,9 @@ class OrphanReport(Value, kw_only=True):
     ownerless: tuple[str, ...]
 
 
-def find_orphans(listing: Mapping[str, int], table: TableFiles, keys: Iterable[str] | None = None) -> OrphanReport:
+def find_orphans(
+    listing: Mapping[str, int], table: TableFiles, keys: Iterable[str] | None = None
+) -> OrphanReport:
     """Sort the files of a table's storage.
 
     Args:
@@ -43,7 +45,11 @@ def find_orphans(listing: Mapping[str, int], table: TableFiles, keys: Iterable[s
     ownerless: list[str] = []
     for path, size_bytes in sorted(listing.items()):
         name = parse_data_file_name(path.rpartition("/")[2])
-        if name is None or path in table.referenced or (digests is not None and name.key_digest not in digests):
+        if (
+            name is None
+            or path in table.referenced
+            or (digests is not None and name.key_digest not in digests)
+        ):
             continue
         owner = owners.get(name.key_digest)
         if owner is None:

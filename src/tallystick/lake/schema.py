@@ -63,7 +63,8 @@ def find_column_problems(
             yield f"column {field.name} may not be null, and is not written"
     for name in definition.partition_columns:
         if name in columns.names and not _is_partition_type(columns.field(name).type):
-            yield f"partition column {name} is {_name(columns.field(name).type)}, which this sink cannot write"
+            kind = _name(columns.field(name).type)
+            yield f"partition column {name} is {kind}, which this sink cannot write"
 
 
 def find_added_columns(definition: TableDefinition, columns: pa.Schema) -> pa.Schema:
@@ -114,15 +115,15 @@ def _fits_nested(kind: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return types.is_list(kind) or types.is_large_list(kind)
+    return bool(types.is_list(kind) or types.is_large_list(kind))
 
 
 def _is_partition_type(kind: pa.DataType) -> bool:

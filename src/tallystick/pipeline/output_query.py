@@ -21,12 +21,12 @@ from tallystick.pipeline.definition import (
     checkpoint_location,
 )
 from tallystick.pipeline.outputs import build_records, dead_letter_records, dead_letter_sources
-from tallystick.spark import sink as spark_sink
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, ToTable, WriteMode, quote_column, to_table, to_topic
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.sink.context import SinkContext
 from tallystick.spark.sink.foreach_batch import foreach_batch
+from tallystick.spark.sink.stores import open_store_context
 
 _DEAD_LETTER_COLUMN = "_dead_letter"
 
@@ -109,12 +109,8 @@ def open_sink_context(
     )
     if output.database is None:
         return SinkContext(options)
-    module = spark_sink.database_context
     tables = tuple(sink for sink in _build_sinks(spark, definition, output) if isinstance(sink, ToTable))
-    open_context = module.OpenDatabaseContext(
-        database=module.resolve_database(output.database), tables=tables
-    )
-    return open_context(module.with_database_suffix(options))
+    return open_store_context(options, output.database, tables)
 
 
 def _build_sinks(spark: SparkSession, definition: Definition, output: OutputDefinition) -> tuple[Sink, ...]:

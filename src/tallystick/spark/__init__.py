@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from tallystick.spark.data_source import KafkaDataSource, register
     from tallystick.spark.options.sinks import to_table, to_topic
     from tallystick.spark.session import spark_session
-    from tallystick.spark.sink.database_context import resolve_rows
     from tallystick.spark.sink.foreach_batch import foreach_batch
     from tallystick.spark.sink.recovery import resolve
+    from tallystick.spark.sink.stores import resolve_rows
 
 __all__ = [
     "KafkaDataSource",
@@ -34,7 +34,7 @@ if not TYPE_CHECKING:
             "foreach_batch": "tallystick.spark.sink.foreach_batch:foreach_batch",
             "register": "tallystick.spark.data_source:register",
             "resolve": "tallystick.spark.sink.recovery:resolve",
-            "resolve_rows": "tallystick.spark.sink.database_context:resolve_rows",
+            "resolve_rows": "tallystick.spark.sink.stores:resolve_rows",
             "spark_session": "tallystick.spark.session:spark_session",
             "to_table": "tallystick.spark.options.sinks:to_table",
             "to_topic": "tallystick.spark.options.sinks:to_topic",

@@ -62,7 +62,10 @@ class LakeRow:
             # After the reading: a newer driver that claims from here on commits behind this version.
             if not is_last():
                 return False
-            if self._table.commit(state.version, replace(wanted, payload=payload), ()) is CommitOutcome.COMMITTED:
+            if (
+                self._table.commit(state.version, replace(wanted, payload=payload), ())
+                is CommitOutcome.COMMITTED
+            ):
                 return True
         raise self._build_busy_error("Nothing was begun")
 
@@ -71,7 +74,9 @@ class LakeRow:
         self._read()
 
     def find_location(self) -> str | None:
-        return f"{self._table.url.partition(':')[0]} table {self._table.read(self.prefix).definition.identity}"
+        return (
+            f"{self._table.url.partition(':')[0]} table {self._table.read(self.prefix).definition.identity}"
+        )
 
     def read(self) -> DecisionState:
         """Read the last decision. Raises: BadCommittable, EntryLost, BadEntry; errors of the storage."""
@@ -117,15 +122,15 @@ class LakeRow:
         written = sum(file.row_count for file in files)
         if written != row_count:
             raise VoteLost(
-                f"table {self._table.url}: {row_count} rows were voted for, and the data files have {written}. "
-                "Nothing was decided; restart the query to write the batch again"
+                f"table {self._table.url}: {row_count} rows were voted for, and the data files have "
+                f"{written}. Nothing was decided; restart the query to write the batch again"
             )
         missing = self._table.find_missing(files)
         if missing:
             raise VoteLost(
-                f"table {self._table.url}: {len(missing)} of {len(files)} data files are not where the driver "
-                f"looks for them, as {missing[0]}: driver and tasks do not share that storage, or the files "
-                "were removed. Nothing was decided"
+                f"table {self._table.url}: {len(missing)} of {len(files)} data files are not where the "
+                f"driver looks for them, as {missing[0]}: driver and tasks do not share that storage, or the "
+                "files were removed. Nothing was decided"
             )
 
     def _commit(
@@ -172,8 +177,8 @@ class LakeRow:
     def _check_unchanged(self, definition: TableDefinition, files: Sequence[DataFile]) -> None:
         if files and self._definition is not None and not is_same_definition(self._definition, definition):
             raise UnusableTable(
-                f"table {self._table.url}: its definition was changed while the batch was written. Nothing was "
-                "decided; restart the query to write the batch for the new one"
+                f"table {self._table.url}: its definition was changed while the batch was written. Nothing "
+                "was decided; restart the query to write the batch for the new one"
             )
 
     def _build_in_doubt(self, why: str) -> InDoubt:

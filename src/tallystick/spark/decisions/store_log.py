@@ -19,7 +19,7 @@ from tallystick.kernel.value import replace
 from tallystick.spark.options.sinks import StagedMoves
 from tallystick.spark.protocol.committable import Decision, DecisionNote, Participant
 from tallystick.spark.protocol.decision_fold import DecisionState
-from tallystick.spark.protocol.errors import NoDecisionTopic
+from tallystick.spark.protocol.errors import NoDecisionTopic, PrefixTaken
 from tallystick.spark.protocol.ports import ParticipantsPort
 
 _log = logging.getLogger("tallystick.spark")
@@ -84,7 +84,11 @@ class DatabaseDecisionLog:
     """
 
     def __init__(
-        self, row: DecisionStore, limit_ms: int, clock: Clock | None = None, notes: DecisionNotes | None = None
+        self,
+        row: DecisionStore,
+        limit_ms: int,
+        clock: Clock | None = None,
+        notes: DecisionNotes | None = None,
     ) -> None:
         """Bind the log to a row.
 

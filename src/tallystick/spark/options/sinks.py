@@ -148,6 +148,8 @@ def find_sink_problems(sinks: Sequence[object], database: str | None) -> Iterato
         yield f"table {name}: written to by two sinks; make it one"
     for sink in tables:
         at = f"table {sink.table}"
+        if not sink.is_lake_table and (sink.merge_schema or sink.storage_options):
+            yield f"{at}: merge_schema and storage_options are for tables of a lake"
         if sink.write not in _WRITE_MODES:
             yield f"{at}: write is {sink.write!r}, and must be one of {', '.join(_WRITE_MODES)}"
         elif sink.write == "upsert" and not sink.keys:
@@ -167,8 +169,8 @@ def _find_lake_problems(tables: Sequence[ToTable], database: str | None) -> Iter
         yield "database: one place decides, and here it is the commit of the lake table: leave it out"
     if len(tables) > 1:
         yield (
-            f"tables {', '.join(sink.table for sink in tables)}: a batch is decided by the commit of one lake "
-            "table, and two tables have no commit in common. Write the others from a query of their own"
+            f"tables {', '.join(sink.table for sink in tables)}: a batch is decided by the commit of one "
+            "lake table, and two tables have no commit in common. Write the others from a query of their own"
         )
     for sink in tables:
         if sink.is_lake_table and sink.write == "upsert":

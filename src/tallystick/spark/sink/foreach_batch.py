@@ -8,9 +8,9 @@
     )).start()
 
 The coordinator, the leases and the votes are those of the data source. With a database the decision is one of
-its rows (`row`), and the tasks stage the tables' rows (`staging`). With a lake table the decision is one of its
-commits (`lake_row`), and the tasks write its data files (`lake.data_files`). A batch is one Spark action, a `collect`
-of votes: it runs the whole plan once, even for a batch that was decided before (SPARK-52008).
+its rows (`row`), and the tasks stage the tables' rows (`staging`). With a lake table the decision is one of
+its commits (`lake_row`), and the tasks write its data files (`lake.data_files`). A batch is one Spark action,
+a `collect` of votes: it runs the whole plan once, even for a batch that was decided before (SPARK-52008).
 """
 
 from collections.abc import Callable, Iterable, Mapping
