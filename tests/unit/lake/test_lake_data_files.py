@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_statistics_bound_the_values(tmp_path: Path) -> None:
         "at": pa.array([1_234_567, None, 5], pa.timestamp("us", "UTC")),
         "none": pa.nulls(3, pa.string()),
         "list": pa.array([[1], [], None], pa.list_(pa.int64())),
-        "price": pa.array([1, None, 2]).cast(pa.decimal128(10, 2)),
+        "price": pa.array([Decimal("1.50"), None, Decimal(2)], pa.decimal128(10, 2)),
     }
     rows = pa.record_batch(columns)
     writer = writer_of(tmp_path, *rows.schema)
