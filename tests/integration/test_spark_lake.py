@@ -1,10 +1,12 @@
 """Topics and a Delta table in one decision, under real Spark: our broker, and a table on the local disk."""
 
+import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,10 +16,25 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.reading import committed_records
 from tests.support.spark_together_child import lines
 
-from tallystick import Admin
+from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
+from tallystick.cli.app import run_command
+from tallystick.client.transactions.modes import TxnDecision
+from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.settings import BadConfig
-from tallystick.spark import foreach_batch, to_table, to_topic
+from tallystick.kernel.value import replace
+from tallystick.pipeline import Definition, Pipeline
+from tallystick.pipeline.definition import (
+    OutputDefinition,
+    SourceDefinition,
+    TableSink,
+    TopicSink,
+    Transform,
+)
+from tallystick.spark import foreach_batch, resolve, resolve_rows, to_table, to_topic
+from tallystick.spark.decisions.store_log import DatabaseParticipants
+from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
+from tallystick.spark.sink.lake_context import LakeSinkContext
 from tallystick.testing import EmbeddedBroker
 
 deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
@@ -156,7 +173,10 @@ def test_columns_that_do_not_fit_are_refused_before_anything_is_written(place: P
     place.add(0)
     sinks = (
         to_topic(place.topic, value="id"),
-        to_table(place.url, columns={"id": "id", "batch": "cast(batch as double)", "more": "row_number"}),
+        to_table(
+            place.url,
+            columns={"id": "id", "batch": "cast(batch as double)", "more": "row_number", "at": "now()"},
+        ),
     )
     with pytest.raises(StreamingQueryException) as raised:
         place.run(sinks=sinks)
@@ -200,3 +220,102 @@ def test_definitions_that_no_batch_can_be_decided_by(place: Place) -> None:
     assert "one place decides" in told
     assert "two tables have no commit in common" in told
     assert "can only be appended to yet" in told
+
+
+# ----------------------------------------------------------------- a driver that ends after the decision
+
+
+class Unreachable(DatabaseParticipants):
+    """The cluster after the decision: no transaction can be committed, and the driver gives up."""
+
+    async def end(self, participants: object, version: int, wish: TxnDecision) -> dict[str, Any]:
+        raise InDoubt("the driver has gone")
+
+    async def reclaim(self, owner: object) -> None:
+        return None
+
+
+class GoneAfterTheDecision(LakeSinkContext):
+    def create_ports(self, cluster: Any) -> tuple[ParticipantsPort, DecisionLogPort]:
+        participants, log = super().create_ports(cluster)
+        return Unreachable(participants, self.lake_row), log
+
+
+def test_decided_and_not_completed_the_next_start_or_resolve_completes_it(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """[LAK-1] [SPK-21] The table has the batch, readers of the topic do not; then they do."""
+    place.add(0)
+    prefix = place.options["transactional.id.prefix"]
+    write: Any = foreach_batch(place.options, *place.sinks)
+    write = replace(write, create_lake_context=GoneAfterTheDecision)
+    writer = place.stream().writeStream.foreachBatch(write)
+    with pytest.raises(StreamingQueryException, match="the driver has gone"):
+        writer.option("checkpointLocation", str(place.folder / "checkpoint")).start().awaitTermination()
+    assert len(place.rows()) == ROWS
+    assert place.written() == Counter()
+    assert len(place.open_transactions()) == 2
+    assert resolve(prefix, place.client, dry_run=True).undecided_ids == (), "no orphans for other readers"
+    look = resolve_rows(prefix, place.client, place.url, dry_run=True)
+    assert [outcome.name for outcome in look.outcomes.values()] == ["OPEN", "OPEN"]
+    words = ["transactions", "--bootstrap-server", place.client["bootstrap.servers"], "resolve"]
+    assert run_command([*words, "--prefix", prefix, "--store", place.url, "--yes"]) == 0
+    assert "batch 0 of query" in capsys.readouterr().out
+    place.check(0)
+    place.run()
+    place.check(0)
+    place.add(1)
+    place.run()
+    place.check(0, 1)
+    assert resolve_rows(prefix, place.client, place.url, retire=True).outcomes == {}
+    assert resolve_rows(prefix, place.client, place.url).decision is None
+
+
+def test_orphans_are_shown_and_then_removed(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """[LAK-3] A failed batch whose files could not be removed, by name: another claim has followed it."""
+    place.add(0)
+    place.run()
+    committed = min(place.table.glob("tallystick-*.parquet"))
+    orphan = place.table / committed.name.replace("-0.parquet", "-7.parquet")
+    orphan.write_bytes(b"left over")
+    words = ["lake", "vacuum-orphans", place.url]
+    assert run_command([*words, "--dry-run"]) == 0
+    assert "may still be decided" in capsys.readouterr().out, "its owner has the prefix until the next claim"
+    place.add(1)
+    place.run()
+    assert run_command([*words, "--dry-run"]) == 3
+    assert orphan.name in capsys.readouterr().out
+    assert orphan.exists()
+    assert run_command([*words, "--prefix", "another", "--yes"]) == 0
+    assert orphan.exists()
+    assert run_command([*words, "--yes"]) == 0
+    assert not orphan.exists()
+    place.check(0, 1)
+
+
+def test_a_pipeline_with_a_lake_table(place: Place) -> None:
+    """[PIP-1] As a TOML file defines it: once, and again with what came since."""
+    servers = place.client["bootstrap.servers"]
+    made = Definition(
+        name="lake",
+        checkpoint=str(place.folder / "state"),
+        kafka=place.client,
+        sources=(SourceDefinition(name="rows", topics=("lake.in",), schema="id STRING, batch INT"),),
+        transforms=(Transform(name="columns", sql="SELECT id, batch FROM rows"),),
+        outputs=(
+            OutputDefinition(
+                name="all",
+                view="columns",
+                sinks=(TopicSink(topic=place.topic, value="id"), TableSink(table=place.url)),
+            ),
+        ),
+    )
+    with Admin(place.client) as admin:
+        admin.create_topics([NewTopic(name="lake.in", partitions=1)]).all()
+    for batch in range(2):
+        with Producer({"bootstrap.servers": servers}) as producer:
+            for row in range(ROWS):
+                producer.send("lake.in", json.dumps({"id": f"{batch}-{row}", "batch": batch}).encode())
+        with Pipeline(made).start(once=True, spark=place.spark) as running:
+            assert running.wait(timeout_s=120)
+    place.check(0, 1)

@@ -34,7 +34,7 @@ from tallystick.spark.protocol.decide import TaskAction, plan_task
 from tallystick.spark.protocol.errors import SinkError
 from tallystick.spark.sink.attempt import check_lease, open_producer
 from tallystick.spark.sink.context import OpenContext, get_sink_context
-from tallystick.spark.sink.lake_context import LakeTarget, drop_hash, open_data_files
+from tallystick.spark.sink.lake_batch import LakeTarget, drop_hash, open_data_files
 from tallystick.spark.sink.projection import HASH_COLUMN
 
 if TYPE_CHECKING:

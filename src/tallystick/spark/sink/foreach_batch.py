@@ -35,14 +35,8 @@ from tallystick.spark.protocol.committable import MicroBatch, Vote, build_empty_
 from tallystick.spark.sink import foreach_topic
 from tallystick.spark.sink.combined_attempt import CombinedTask
 from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
-from tallystick.spark.sink.lake_context import (
-    CreateLakeContext,
-    LakeSinkContext,
-    LakeTarget,
-    OpenLakeContext,
-    locate_table,
-    prepare_target,
-)
+from tallystick.spark.sink.lake_batch import LakeTarget, locate_table, prepare_target
+from tallystick.spark.sink.lake_context import CreateLakeContext, LakeSinkContext, OpenLakeContext
 from tallystick.spark.sink.lease_handover import keep_in_memory, remove_lease
 from tallystick.spark.sink.projection import project_sinks
 from tallystick.spark.sink.recovery import with_database_suffix
