@@ -32,7 +32,7 @@ KILLED = {
     "end.among": "one transaction is committed, others are not",
     "mark_done.before": "all is done, and not noted",
 }
-DECISIVE = ("file-finish.after", "lake-decide.after")
+DECISIVE = ("lake-decide.after",)
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(300)]
 

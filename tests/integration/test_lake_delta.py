@@ -123,6 +123,16 @@ def test_with_retries_delta_rs_rebases_over_others_and_not_over_the_same_applica
 # ---------------------------------------------------------------------------------------- the fence
 
 
+def test_a_commit_is_bound_to_the_version_that_was_read(place: Path) -> None:
+    """[LAK-1] Another writer's append is no conflict to delta-rs, and still the commit does not follow it."""
+    table = DeltaLakeTable(parse_table_url(f"delta:{place}"), {})
+    state = table.read(PREFIX)
+    append_others(place)
+    entry = LakeEntry(key=PREFIX, owner=str(OLD), commit="c")
+    assert table.commit(state.version, entry, ()) is CommitOutcome.BEATEN
+    assert table.read(PREFIX).entry is None
+
+
 def test_a_decision_is_one_version_with_its_files(place: Path) -> None:
     row = open_row(place)
     assert row.claim(OLD, is_last)

@@ -7,7 +7,8 @@ writers commit in between.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -437,6 +438,51 @@ def test_a_sweep_beside_a_batch_keeps_its_files() -> None:
 
     asyncio.run(sweep_beside())
     settle(world, 2)
+
+
+def test_a_sweep_beside_a_driver_that_begins_keeps_its_files() -> None:
+    """[LAK-3] It begins and writes between the two looks of the sweep: at the files, and at the table."""
+    world = World()
+    live(world, None, 1)
+
+    async def sweep_while_a_batch_begins() -> None:
+        driver, table = Driver(world), ToyTable(world)
+        tasks: list[Any] = []
+
+        async def begin() -> None:
+            lease = await driver.coordinator.begin()
+            tasks.extend((lease, *await driver.tasks(lease, 1)))
+
+        class BegunBetween(ToyTable):
+            looks = 0
+
+            def look(self) -> None:
+                self.looks += 1
+                if self.looks == 2:
+                    run_in_thread(begin())
+
+            def list_data_files(self) -> Mapping[str, int]:
+                self.look()
+                return super().list_data_files()
+
+            def read_files(self) -> TableFiles:
+                self.look()
+                return super().read_files()
+
+        remove_orphans(table, look_for_orphans(BegunBetween(world)))
+        lease, votes, moves = tasks
+        driver.log.set_staged_moves(lease.nonce, moves)
+        await driver.coordinator.commit(votes)
+        world.committed_batch = 1
+
+    asyncio.run(sweep_while_a_batch_begins())
+    settle(world, 2)
+
+
+def run_in_thread(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end, from code that is called by another event loop's."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, coroutine).result()
 
 
 class StallingDriver(Driver):

@@ -1,0 +1,146 @@
+"""Micro-batches into a topic and a Delta table: python -m tools.bench.spark_lake [--batches 100] [--rows 200].
+
+Three writers take turns on the same batches, in one Spark session: topic and table in one decision, the topic
+alone, and plain `write_deltalake` of the whole batch in the driver (at least once, no topic). Printed are the
+times of a batch, what the two commits of the table take of it, and the gap: from the decision until a reader
+of committed records has the batch's first record.
+"""
+
+import argparse
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+
+from tallystick import Admin, Consumer
+from tallystick.admin.topics import NewTopic
+from tallystick.spark import foreach_batch, spark_session, to_table, to_topic
+from tallystick.spark.decisions.lake_row import LakeRow
+from tallystick.testing import EmbeddedBroker
+
+SCHEMA: Final = pa.schema([("id", pa.int64()), ("batch", pa.int32())])
+WARM_UP: Final = 5
+_LINGER_S: Final = 2.0
+
+
+class TimedCommits:
+    """The times of the table's commits, in ms, and the moment at which each batch was decided."""
+
+    def __init__(self) -> None:
+        self.claims: list[float] = []
+        self.decisions: list[float] = []
+        self.decided_at: dict[int, float] = {}
+        claim, decide = LakeRow.claim, LakeRow.decide
+
+        def timed_claim(row: LakeRow, *args: Any) -> bool:
+            began = time.perf_counter()
+            result = claim(row, *args)
+            self.claims.append((time.perf_counter() - began) * 1e3)
+            return result
+
+        def timed_decide(row: LakeRow, decision: Any, *args: Any) -> None:
+            began = time.perf_counter()
+            decide(row, decision, *args)
+            ended = time.perf_counter()
+            self.decisions.append((ended - began) * 1e3)
+            self.decided_at[decision.batch_id] = ended
+
+        LakeRow.claim, LakeRow.decide = timed_claim, timed_decide  # type: ignore[method-assign]
+
+
+@contextmanager
+def first_seen(servers: str, topic: str) -> Iterator[dict[int, float]]:
+    """Read a topic's committed records in a thread; yield when the first record of each batch was there."""
+    seen: dict[int, float] = {}
+    is_over = threading.Event()
+
+    def read() -> None:
+        config = {
+            "bootstrap.servers": servers,
+            "group.id": "bench",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "fetch.max.wait.ms": "5",
+        }
+        with Consumer(config) as consumer:
+            consumer.subscribe([topic])
+            while not is_over.is_set():
+                records = consumer.poll(0.05) or ()
+                now = time.perf_counter()
+                for record in records:
+                    seen.setdefault(int(record.value or b"-1"), now)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        is_over.wait(_LINGER_S)
+        is_over.set()
+        thread.join()
+
+
+def measure(batches: int, rows: int, folder: Path, servers: str) -> None:
+    spark = spark_session("spark_lake", folder, master="local[2]")
+    for name in ("joint", "plain"):
+        DeltaTable.create(folder / name, schema=SCHEMA)
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.create_topics([NewTopic(name=name, partitions=2) for name in ("joint", "topic")]).all()
+
+    def build(name: str, *tables: Any) -> Callable[[Any, int], None]:
+        options = {"kafka.bootstrap.servers": servers, "transactional.id.prefix": name}
+        return foreach_batch(options, to_topic(name, value="cast(batch as string)"), *tables, query_id=name)
+
+    def write_plain(frame: Any, _: int) -> None:
+        write_deltalake(folder / "plain", frame.toArrow().cast(SCHEMA), mode="append")
+
+    writers = {
+        "topic and table": build("joint", to_table(f"delta:{folder / 'joint'}")),
+        "topic": build("topic"),
+        "write_deltalake": write_plain,
+    }
+    times: dict[str, list[float]] = {name: [] for name in writers}
+    commits = TimedCommits()
+    with first_seen(servers, "joint") as seen:
+        for batch in range(batches):
+            frame = spark.range(batch * rows, (batch + 1) * rows, 1, 2)
+            frame = frame.selectExpr("id", f"cast({batch} as int) as batch")
+            for name, write in writers.items():
+                began = time.perf_counter()
+                write(frame, batch)
+                times[name].append((time.perf_counter() - began) * 1e3)
+    spark.stop()
+    for name, values in times.items():
+        report(name, values[WARM_UP:])
+    pairs = zip(times["topic and table"][WARM_UP:], times["topic"][WARM_UP:], strict=True)
+    report("joint decision, over the topic alone", [joint - alone for joint, alone in pairs])
+    report("claim of the table", commits.claims[WARM_UP:])
+    report("decision in the table", commits.decisions[WARM_UP:])
+    gaps = [(seen[n] - at) * 1e3 for n, at in commits.decided_at.items() if n in seen and n >= WARM_UP]
+    report("gap from the decision to the topic's reader", gaps)
+
+
+def report(name: str, values: Sequence[float]) -> None:
+    ordered = sorted(values)
+    worst = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    print(f"{name:44} n {len(ordered):4}  p50 {statistics.median(ordered):7.1f} ms  p99 {worst:7.1f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batches", type=int, default=100)
+    parser.add_argument("--rows", type=int, default=200)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker() as broker:
+        measure(given.batches, given.rows, Path(folder), broker.bootstrap_servers)
+
+
+if __name__ == "__main__":
+    main()
