@@ -30,7 +30,7 @@ deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake  # noqa: E402
 from deltalake.exceptions import CommitFailedError  # noqa: E402
 
-from tallystick.lake.delta import DeltaLakeTable, open_table  # noqa: E402
+from tallystick.lake.delta import DeltaLakeTable  # noqa: E402
 
 PREFIX = "p/database"
 OLD = ProducerIdAndEpoch(ProducerId(7), ProducerEpoch(1))
@@ -46,13 +46,13 @@ def place(tmp_path: Path) -> Path:
 
 def open_row(place: Path) -> LakeRow:
     """Return a driver's view of the table; each has a table object of its own, as in another process."""
-    return LakeRow(open_table(parse_table_url(f"delta:{place}"), {}), PREFIX)
+    return LakeRow(DeltaLakeTable(parse_table_url(f"delta:{place}"), {}), PREFIX)
 
 
 def write_files(
     place: Path, owner: ProducerIdAndEpoch, ids: Sequence[int], attempt: str = "aa"
 ) -> list[DataFile]:
-    table = open_table(parse_table_url(f"delta:{place}"), {})
+    table = DeltaLakeTable(parse_table_url(f"delta:{place}"), {})
     writer = DataFileWriter(
         table.storage,
         table.read_definition(),
@@ -398,7 +398,7 @@ def test_files_with_another_number_of_rows_are_not_decided_on(place: Path) -> No
 def test_a_definition_that_changes_during_a_batch_stops_it(place: Path) -> None:
     row = open_row(place)
     row.claim(OLD, is_last)
-    row.expect_definition(open_table(parse_table_url(f"delta:{place}"), {}).read_definition())
+    row.expect_definition(DeltaLakeTable(parse_table_url(f"delta:{place}"), {}).read_definition())
     files = write_files(place, OLD, [1])
     DeltaTable(place).alter.add_columns([deltalake.Field("more", "string")])
     with pytest.raises(UnusableTable, match="was changed while the batch was written"):
@@ -435,7 +435,7 @@ def test_storage_that_does_not_fence_is_refused(place: Path, monkeypatch: pytest
     """[LAK-1] The fence is "create if absent"."""
     url = parse_table_url(f"delta:{place}")
     with pytest.raises(BadConfig, match="two drivers may both decide"):
-        open_table(url, {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"})
+        DeltaLakeTable(url, {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"})
     monkeypatch.setenv("AWS_S3_ALLOW_UNSAFE_RENAME", "true")
     with pytest.raises(BadConfig):
-        open_table(url, {})
+        DeltaLakeTable(url, {})

@@ -304,8 +304,3 @@ def _find_problems(table: DeltaTable) -> Iterator[str]:
         for name, rule in _COLUMN_RULES.items():
             if name in field.get("metadata", {}):
                 yield f"column {field['name']} has {rule}, which this writer does not compute or check"
-
-
-def open_table(url: TableUrl, storage_options: Mapping[str, str]) -> DeltaLakeTable:
-    """Open a Delta table; see `opening.open_table`."""
-    return DeltaLakeTable(url, storage_options)

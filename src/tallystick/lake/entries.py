@@ -89,13 +89,13 @@ ACTIONS: Final = {
 }
 
 
-def judge_standing(found: LakeEntry | None, wanted: LakeEntry) -> Standing:
+def judge_standing(current: LakeEntry | None, wanted: LakeEntry) -> Standing:
     """Compare the entry that was read with the one that is to be committed by the same owner."""
-    if found is None:
+    if current is None:
         return Standing.UNCLAIMED
-    if found.commit == wanted.commit:
+    if current.commit == wanted.commit:
         return Standing.COMMITTED
-    return Standing.OWN if found.owner == wanted.owner else Standing.REPLACED
+    return Standing.OWN if current.owner == wanted.owner else Standing.REPLACED
 
 
 class CommitOutcome(Enum):

@@ -24,7 +24,7 @@ _OWNER_DIGITS: Final = 12
 _DATA_FILE: Final = re.compile(
     rf"tallystick-([0-9a-f]{{{_KEY_DIGITS}}})-([0-9a-f]{{{_OWNER_DIGITS}}})-([0-9a-f]+)-([0-9]+)\.parquet"
 )
-# Object stores whose "create if absent" somebody must have switched off: then two drivers may both commit.
+# Under these, "create if absent" of a store is switched off: then two drivers may both commit.
 _UNSAFE_OPTIONS: Final = ("aws_s3_allow_unsafe_rename", "allow_unsafe_rename", "mount_allow_unsafe_rename")
 _CONDITIONAL_PUT_OPTIONS: Final = ("aws_conditional_put", "conditional_put")
 

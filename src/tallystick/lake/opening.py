@@ -1,10 +1,9 @@
 """Open a lake table by its URL: the adapter of its format is loaded when a table of it is opened."""
 
 import os
-from collections.abc import Mapping
-from typing import Final, cast
+from typing import Final
 
-from tallystick import _lazy
+from tallystick import lake
 from tallystick.kernel.value import Value
 from tallystick.lake.names import TableUrl
 from tallystick.lake.ports import LakeTable
@@ -23,7 +22,6 @@ def open_table(location: LakeLocation) -> LakeTable:
     """Return this process's table at a location. Raises: BadConfig, MissingLibrary."""
     key = (os.getpid(), location)
     if key not in _TABLES:
-        adapter = _lazy.load(f"tallystick.lake.{location.url.format}")
-        options: Mapping[str, str] = dict(location.storage_options)
-        _TABLES[key] = cast(LakeTable, adapter.open_table(location.url, options))
+        # Formats are as many as `names.FORMATS`; a URL of another one is not parsed.
+        _TABLES[key] = lake.delta.DeltaLakeTable(location.url, dict(location.storage_options))
     return _TABLES[key]

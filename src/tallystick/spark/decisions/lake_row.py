@@ -53,17 +53,17 @@ class LakeRow:
         self._definition = definition
 
     def claim(self, owner: ProducerIdAndEpoch, is_last: Callable[[], bool]) -> bool:
-        wanted = LakeEntry(key=self.prefix, owner=str(owner), commit=token_hex(_NAME_BYTES))
+        entry_to_commit = LakeEntry(key=self.prefix, owner=str(owner), commit=token_hex(_NAME_BYTES))
         for _ in range(ATTEMPTS_MAX):
             state = self._read()
             payload = None if state.entry is None else state.entry.payload
-            if state.entry is not None and state.entry.commit == wanted.commit:
+            if state.entry is not None and state.entry.commit == entry_to_commit.commit:
                 return True
             # After the reading: a newer driver that claims from here on commits behind this version.
             if not is_last():
                 return False
             if (
-                self._table.commit(state.version, replace(wanted, payload=payload), ())
+                self._table.commit(state.version, replace(entry_to_commit, payload=payload), ())
                 is CommitOutcome.COMMITTED
             ):
                 return True
@@ -119,11 +119,11 @@ class LakeRow:
 
     def _check_files(self, files: Sequence[DataFile], row_count: int) -> None:
         """Check that what the tasks voted for is what will be committed [LAK-4]. Raises: VoteLost."""
-        written = sum(file.row_count for file in files)
-        if written != row_count:
+        file_rows = sum(file.row_count for file in files)
+        if file_rows != row_count:
             raise VoteLost(
                 f"table {self._table.url}: {row_count} rows were voted for, and the data files have "
-                f"{written}. Nothing was decided; restart the query to write the batch again"
+                f"{file_rows}. Nothing was decided; restart the query to write the batch again"
             )
         missing = self._table.find_missing(files)
         if missing:
@@ -140,11 +140,13 @@ class LakeRow:
         files: Sequence[DataFile],
         is_in_time: Callable[[], bool],
     ) -> None:
-        wanted = LakeEntry(key=self.prefix, owner=str(owner), commit=token_hex(_NAME_BYTES), payload=payload)
+        entry_to_commit = LakeEntry(
+            key=self.prefix, owner=str(owner), commit=token_hex(_NAME_BYTES), payload=payload
+        )
         outcome = CommitOutcome.BEATEN
         for _ in range(ATTEMPTS_MAX):
             state = self._read_for_commit(outcome)
-            match ACTIONS[judge_standing(state.entry, wanted)]:
+            match ACTIONS[judge_standing(state.entry, entry_to_commit)]:
                 case Action.DONE:
                     return
                 case Action.STOP:
@@ -158,7 +160,7 @@ class LakeRow:
                     f"{self.prefix}: committing to {self._table.url} took so long that the cluster may abort "
                     "the batch's transactions before they are decided. Nothing was decided"
                 )
-            outcome = self._table.commit(state.version, wanted, files)
+            outcome = self._table.commit(state.version, entry_to_commit, files)
             if outcome is CommitOutcome.COMMITTED:
                 return
         if outcome is CommitOutcome.UNKNOWN:

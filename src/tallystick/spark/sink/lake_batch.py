@@ -55,9 +55,9 @@ def prepare_target(location: LakeLocation, sink: ToTable, rows: DataFrame, numbe
     problems = list(find_column_problems(definition, columns, merge_schema=sink.merge_schema))
     if problems:
         raise SchemaDiffers("\n".join(f"table {table.url}: {each}. Nothing was written" for each in problems))
-    added = find_added_columns(definition, columns)
-    if added.names:
-        table.add_columns(TableDefinition(identity=definition.identity, schema=added))
+    new_columns = find_added_columns(definition, columns)
+    if new_columns.names:
+        table.add_columns(TableDefinition(identity=definition.identity, schema=new_columns))
         definition = table.read_definition()
     return LakeTarget(location=location, definition=definition)
 

@@ -1,4 +1,4 @@
-"""Micro-batches into a topic and a Delta table: python -m tools.bench.spark_lake [--batches 100] [--rows 200].
+"""Micro-batches into a topic and a Delta table: python -m tools.bench_lake [--batches N] [--rows N].
 
 Three writers take turns on the same batches, in one Spark session: topic and table in one decision, the topic
 alone, and plain `write_deltalake` of the whole batch in the driver (at least once, no topic). Printed are the
@@ -48,17 +48,17 @@ class TimedCommits:
         def timed_decide(row: LakeRow, decision: Any, *args: Any) -> None:
             began = time.perf_counter()
             decide(row, decision, *args)
-            ended = time.perf_counter()
-            self.decisions.append((ended - began) * 1e3)
-            self.decided_at[decision.batch_id] = ended
+            now = time.perf_counter()
+            self.decisions.append((now - began) * 1e3)
+            self.decided_at[decision.batch_id] = now
 
         LakeRow.claim, LakeRow.decide = timed_claim, timed_decide  # type: ignore[method-assign]
 
 
 @contextmanager
-def first_seen(servers: str, topic: str) -> Iterator[dict[int, float]]:
+def first_times_of(servers: str, topic: str) -> Iterator[dict[int, float]]:
     """Read a topic's committed records in a thread; yield when the first record of each batch was there."""
-    seen: dict[int, float] = {}
+    first_times: dict[int, float] = {}
     is_over = threading.Event()
 
     def read() -> None:
@@ -75,12 +75,12 @@ def first_seen(servers: str, topic: str) -> Iterator[dict[int, float]]:
                 records = consumer.poll(0.05) or ()
                 now = time.perf_counter()
                 for record in records:
-                    seen.setdefault(int(record.value or b"-1"), now)
+                    first_times.setdefault(int(record.value or b"-1"), now)
 
     thread = threading.Thread(target=read)
     thread.start()
     try:
-        yield seen
+        yield first_times
     finally:
         is_over.wait(_LINGER_S)
         is_over.set()
@@ -95,8 +95,8 @@ def measure(batches: int, rows: int, folder: Path, servers: str) -> None:
         admin.create_topics([NewTopic(name=name, partitions=2) for name in ("joint", "topic")]).all()
 
     def build(name: str, *tables: Any) -> Callable[[Any, int], None]:
-        options = {"kafka.bootstrap.servers": servers, "transactional.id.prefix": name}
-        return foreach_batch(options, to_topic(name, value="cast(batch as string)"), *tables, query_id=name)
+        kafka = {"kafka.bootstrap.servers": servers, "transactional.id.prefix": name}
+        return foreach_batch(kafka, to_topic(name, value="cast(batch as string)"), *tables, query_id=name)
 
     def write_plain(frame: Any, _: int) -> None:
         write_deltalake(folder / "plain", frame.toArrow().cast(SCHEMA), mode="append")
@@ -108,7 +108,7 @@ def measure(batches: int, rows: int, folder: Path, servers: str) -> None:
     }
     times: dict[str, list[float]] = {name: [] for name in writers}
     commits = TimedCommits()
-    with first_seen(servers, "joint") as seen:
+    with first_times_of(servers, "joint") as first_times:
         for batch in range(batches):
             frame = spark.range(batch * rows, (batch + 1) * rows, 1, 2)
             frame = frame.selectExpr("id", f"cast({batch} as int) as batch")
@@ -123,23 +123,27 @@ def measure(batches: int, rows: int, folder: Path, servers: str) -> None:
     report("joint decision, over the topic alone", [joint - alone for joint, alone in pairs])
     report("claim of the table", commits.claims[WARM_UP:])
     report("decision in the table", commits.decisions[WARM_UP:])
-    gaps = [(seen[n] - at) * 1e3 for n, at in commits.decided_at.items() if n in seen and n >= WARM_UP]
+    gaps = [
+        (first_times[n] - at) * 1e3
+        for n, at in commits.decided_at.items()
+        if n in first_times and n >= WARM_UP
+    ]
     report("gap from the decision to the topic's reader", gaps)
 
 
 def report(name: str, values: Sequence[float]) -> None:
-    ordered = sorted(values)
-    worst = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
-    print(f"{name:44} n {len(ordered):4}  p50 {statistics.median(ordered):7.1f} ms  p99 {worst:7.1f} ms")
+    in_order = sorted(values)
+    worst = in_order[min(len(in_order) - 1, int(len(in_order) * 0.99))]
+    print(f"{name:44} n {len(in_order):4}  p50 {statistics.median(in_order):7.1f} ms  p99 {worst:7.1f} ms")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--rows", type=int, default=200)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker() as broker:
-        measure(given.batches, given.rows, Path(folder), broker.bootstrap_servers)
+        measure(options.batches, options.rows, Path(folder), broker.bootstrap_servers)
 
 
 if __name__ == "__main__":
