@@ -398,7 +398,7 @@ def test_files_with_another_number_of_rows_are_not_decided_on(place: Path) -> No
 def test_a_definition_that_changes_during_a_batch_stops_it(place: Path) -> None:
     row = open_row(place)
     row.claim(OLD, is_last)
-    row.expect_definition(DeltaLakeTable(parse_table_url(f"delta:{place}"), {}).read_definition())
+    row.expect_batch(DeltaLakeTable(parse_table_url(f"delta:{place}"), {}).read_definition())
     files = write_files(place, OLD, [1])
     DeltaTable(place).alter.add_columns([deltalake.Field("more", "string")])
     with pytest.raises(UnusableTable, match="was changed while the batch was written"):

@@ -129,7 +129,9 @@ class ToyTable:
     def read_definition(self) -> TableDefinition:
         return DEFINITION
 
-    def commit(self, version: int, entry: LakeEntry, files: Sequence[DataFile]) -> CommitOutcome:
+    def commit(
+        self, version: int, entry: LakeEntry, files: Sequence[DataFile], keys: Sequence[str] = ()
+    ) -> CommitOutcome:
         world = self._world
         world.effect()
         world.commits += 1
@@ -152,6 +154,9 @@ class ToyTable:
             self._world.versions.append(Version(entry, tuple(file.path for file in files)))
         at = self._world.versions[version + 1].entry
         return at is not None and at.commit == entry.commit
+
+    def find_key_problem(self, files: Sequence[DataFile], keys: Sequence[str]) -> str | None:
+        return None
 
     def find_missing(self, files: Sequence[DataFile]) -> Sequence[str]:
         return [file.path for file in files if file.path not in self._world.files]

@@ -75,7 +75,9 @@ class TorturedTable:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def commit(self, version: int, entry: LakeEntry, files: Sequence[DataFile]) -> CommitOutcome:
+    def commit(
+        self, version: int, entry: LakeEntry, files: Sequence[DataFile], keys: Sequence[str] = ()
+    ) -> CommitOutcome:
         name = "lake-decide" if files else "lake-claim"
         match strike(f"{name}.before"):
             case "rival":
@@ -83,7 +85,7 @@ class TorturedTable:
             case "optimize":
                 append_as_rival(self._inner.url)
                 optimize(self._inner.url)
-        outcome: CommitOutcome = self._inner.commit(version, entry, files)
+        outcome: CommitOutcome = self._inner.commit(version, entry, files, keys)
         if strike(f"{name}.after") == "lose-answer":
             return CommitOutcome.UNKNOWN
         return outcome

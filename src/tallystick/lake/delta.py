@@ -22,6 +22,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import Schema as DeltaSchema
@@ -41,6 +42,7 @@ from tallystick.lake.names import TableUrl, find_unsafe_options, format_applicat
 from tallystick.lake.ports import DataFile, TableFiles, TableState
 from tallystick.lake.schema import TableDefinition, find_added_columns
 from tallystick.lake.storage import Storage, open_storage
+from tallystick.lake.upserts import find_key_problem, format_assignments, format_key_predicate
 
 _log = logging.getLogger("tallystick.lake")
 
@@ -149,32 +151,32 @@ class DeltaLakeTable:
 
     # ---- committing
 
-    def commit(self, version: int, entry: LakeEntry, files: Sequence[DataFile]) -> CommitOutcome:
+    def commit(
+        self, version: int, entry: LakeEntry, files: Sequence[DataFile], keys: Sequence[str] = ()
+    ) -> CommitOutcome:
         with self._lock:
             table = self._table
             if table is None or table.version() != version:
                 return CommitOutcome.BEATEN
             next_version = version + 1
-            transaction = Transaction(format_application_id(entry.key), next_version)
+            properties = CommitProperties(
+                custom_metadata={METADATA_KEY: encode_entry(entry)},
+                max_commit_retries=0,
+                app_transactions=[Transaction(format_application_id(entry.key), next_version)],
+            )
             try:
-                table.create_write_transaction(
-                    [_to_action(each) for each in files],
-                    "append",
-                    table.schema(),
-                    partition_by=table.metadata().partition_columns,
-                    commit_properties=CommitProperties(
-                        custom_metadata={METADATA_KEY: encode_entry(entry)},
-                        max_commit_retries=0,
-                        app_transactions=[transaction],
-                    ),
-                    post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
-                )
+                if keys and files:
+                    _merge(table, self._read_rows(files), keys, properties)
+                else:
+                    _append(table, files, properties)
             except Exception as exc:  # delta-rs raises its own classes, OSErrors and ValueErrors
                 outcome = self._look_up(next_version, entry)
                 _log.info("%s: commit of version %d: %s: %s", self._url, next_version, outcome.name, exc)
                 if outcome is not CommitOutcome.COMMITTED:
                     return outcome
             try:
+                if keys and files:
+                    self._sync_added_files(next_version)  # of an append, the tasks have done it
                 self.storage.sync(_name_log_entry(next_version))
             except OSError as exc:
                 _log.warning("%s: version %d may not be on the disk yet: %s", self._url, next_version, exc)
@@ -190,6 +192,18 @@ class DeltaLakeTable:
             _log.warning("%s: version %d cannot be looked up: %s", self._url, version, exc)
             return CommitOutcome.UNKNOWN
         return judge_outcome(current, entry, exists=text is not None)
+
+    def _read_rows(self, files: Sequence[DataFile]) -> pa.Table:
+        contents = [self.storage.read(file.path) for file in files]
+        return pa.concat_tables(pq.read_table(pa.BufferReader(content)) for content in contents if content)
+
+    def _sync_added_files(self, version: int) -> None:
+        for action in _parse_actions(self.storage.read(_name_log_entry(version)) or b""):
+            if "add" in action:
+                self.storage.sync(unquote(action["add"]["path"]))
+
+    def find_key_problem(self, files: Sequence[DataFile], keys: Sequence[str]) -> str | None:
+        return find_key_problem(self._read_rows(files), keys)
 
     def find_missing(self, files: Sequence[DataFile]) -> Sequence[str]:
         return [each.path for each in files if self.storage.size(each.path) != each.size_bytes]
@@ -261,6 +275,28 @@ def _find_entry(text: bytes) -> LakeEntry | None:
     except ValueError as exc:
         raise BadEntry(f"a commit of the table is no JSON: {exc}") from exc
     return None
+
+
+def _append(table: DeltaTable, files: Sequence[DataFile], properties: CommitProperties) -> None:
+    table.create_write_transaction(
+        [_to_action(each) for each in files],
+        "append",
+        table.schema(),
+        partition_by=table.metadata().partition_columns,
+        commit_properties=properties,
+        post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
+    )
+
+
+def _merge(table: DeltaTable, rows: pa.Table, keys: Sequence[str], properties: CommitProperties) -> None:
+    assignments = format_assignments(rows.column_names)
+    table.merge(
+        source=rows,
+        predicate=format_key_predicate(keys),
+        source_alias="source",
+        target_alias="target",
+        commit_properties=properties,
+    ).when_matched_update(assignments).when_not_matched_insert(assignments).execute()
 
 
 def _to_action(file: DataFile) -> AddAction:

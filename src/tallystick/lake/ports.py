@@ -55,11 +55,19 @@ class LakeTable(Protocol):
     def read_definition(self) -> TableDefinition:
         """Read the newest definition of the table. Raises: UnusableTable; errors of the storage."""
 
-    def commit(self, version: int, entry: LakeEntry, files: Sequence[DataFile]) -> CommitOutcome:
+    def commit(
+        self, version: int, entry: LakeEntry, files: Sequence[DataFile], keys: Sequence[str] = ()
+    ) -> CommitOutcome:
         """Commit entry and files as the version after `version`, or not at all [LAK-1].
+
+        With keys, the rows of the files replace those of the table with the same keys. Then the files
+        themselves stay outside of the table.
 
         Durable when this returns COMMITTED. Raises nothing that leaves the outcome open.
         """
+
+    def find_key_problem(self, files: Sequence[DataFile], keys: Sequence[str]) -> str | None:
+        """Return why the rows of an upsert cannot be told apart by their keys; None if they can."""
 
     def find_missing(self, files: Sequence[DataFile]) -> Sequence[str]:
         """Return the paths of files that are not there with their size."""

@@ -241,5 +241,3 @@ def _check_store(table: TomlTable, sink: TableSink) -> None:
         return
     if sink.database is not None:
         table.report("database", "is not for a lake table, whose own commit is the decision")
-    if sink.write is TableWrite.UPSERT:
-        table.report("write", "a lake table can only be appended to yet")

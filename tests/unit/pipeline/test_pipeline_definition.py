@@ -190,10 +190,6 @@ def test_the_prefix_of_an_output_is_its_own() -> None:
             "outputs.all.sinks[0].database: is not for a lake table",
         ),
         (
-            ('topic = "out"', 'table = "delta:/t"\nwrite = "upsert"\nkeys = "k"'),
-            "outputs.all.sinks[0].write: a lake table can only be appended to yet",
-        ),
-        (
             ('topic = "out"', 'table = "t"\ndatabase = "d"\nmerge-schema = true'),
             "outputs.all.sinks[0].merge-schema: is for a lake table",
         ),

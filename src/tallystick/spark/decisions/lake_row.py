@@ -28,12 +28,14 @@ from tallystick.lake.schema import TableDefinition, is_same_definition
 from tallystick.spark.options.sinks import StagedMoves
 from tallystick.spark.protocol.committable import Decision, decode_decision, encode_decision
 from tallystick.spark.protocol.decision_fold import DecisionState
-from tallystick.spark.protocol.errors import PrefixTaken, VoteLost
+from tallystick.spark.protocol.errors import InvalidRows, PrefixTaken, VoteLost
 
 _log = logging.getLogger("tallystick.spark")
 
 # Each attempt that another writer's commit beats is a commit of the table, so this is a busy table.
 ATTEMPTS_MAX: Final = 50
+# A commit that the library refuses for good looks like one that has not arrived yet.
+UNKNOWN_MAX: Final = 3
 _NAME_BYTES: Final = 8
 
 
@@ -47,10 +49,11 @@ class LakeRow:
         self._table = table
         self._completed_nonce = ""
         self._definition: TableDefinition | None = None
+        self._keys: Sequence[str] = ()
 
-    def expect_definition(self, definition: TableDefinition) -> None:
-        """Set the definition for which the batch's data files are written."""
-        self._definition = definition
+    def expect_batch(self, definition: TableDefinition, keys: Sequence[str] = ()) -> None:
+        """Set the definition for which the batch's data files are written, and the keys of an upsert."""
+        self._definition, self._keys = definition, keys
 
     def claim(self, owner: ProducerIdAndEpoch, is_last: Callable[[], bool]) -> bool:
         entry_to_commit = LakeEntry(key=self.prefix, owner=str(owner), commit=token_hex(_NAME_BYTES))
@@ -97,11 +100,14 @@ class LakeRow:
 
         Args:
             moves: the voted attempts, each as `encode_files` made it.
-        Raises: PrefixTaken, VoteLost, UnusableTable, TableBusy: nothing is decided. InDoubt.
+        Raises: PrefixTaken, VoteLost, InvalidRows, UnusableTable, TableBusy: nothing is decided. InDoubt.
         """
         files = [file for attempt in moves.attempts for file in decode_files(attempt)]
         self._check_files(files, sum(moves.rows))
         self._commit(owner, encode_decision(decision).decode(), files, is_in_time)
+        if self._keys:
+            for file in files:  # their rows are in the table's own files; what stays is an orphan
+                self._table.remove(file.path)
 
     def forget(self, owner: ProducerIdAndEpoch) -> None:
         self._commit(owner, None, (), lambda: True)
@@ -118,7 +124,10 @@ class LakeRow:
         return state
 
     def _check_files(self, files: Sequence[DataFile], row_count: int) -> None:
-        """Check that what the tasks voted for is what will be committed [LAK-4]. Raises: VoteLost."""
+        """Check that what the tasks voted for is what will be committed [LAK-4].
+
+        Raises: VoteLost. InvalidRows if rows of an upsert have no keys, or the same.
+        """
         file_rows = sum(file.row_count for file in files)
         if file_rows != row_count:
             raise VoteLost(
@@ -132,6 +141,9 @@ class LakeRow:
                 f"driver looks for them, as {missing[0]}: driver and tasks do not share that storage, or the "
                 "files were removed. Nothing was decided"
             )
+        problem = self._table.find_key_problem(files, self._keys) if self._keys and files else None
+        if problem is not None:
+            raise InvalidRows(f"table {self._table.url}: {problem}. Nothing was decided")
 
     def _commit(
         self,
@@ -143,7 +155,7 @@ class LakeRow:
         entry_to_commit = LakeEntry(
             key=self.prefix, owner=str(owner), commit=token_hex(_NAME_BYTES), payload=payload
         )
-        outcome = CommitOutcome.BEATEN
+        outcome, unknown_count = CommitOutcome.BEATEN, 0
         for _ in range(ATTEMPTS_MAX):
             state = self._read_for_commit(outcome)
             match ACTIONS[judge_standing(state.entry, entry_to_commit)]:
@@ -160,11 +172,14 @@ class LakeRow:
                     f"{self.prefix}: committing to {self._table.url} took so long that the cluster may abort "
                     "the batch's transactions before they are decided. Nothing was decided"
                 )
-            outcome = self._table.commit(state.version, entry_to_commit, files)
+            outcome = self._table.commit(state.version, entry_to_commit, files, self._keys)
             if outcome is CommitOutcome.COMMITTED:
                 return
-        if outcome is CommitOutcome.UNKNOWN:
-            raise self._build_in_doubt("the table does not answer")
+            unknown_count = unknown_count + 1 if outcome is CommitOutcome.UNKNOWN else 0
+            if unknown_count == UNKNOWN_MAX:
+                raise self._build_in_doubt(
+                    "the table does not have it, and the log says why it was not taken"
+                )
         raise self._build_busy_error("Nothing was decided")
 
     def _read_for_commit(self, outcome: CommitOutcome) -> TableState:

@@ -172,6 +172,3 @@ def _find_lake_problems(tables: Sequence[ToTable], database: str | None) -> Iter
             f"tables {', '.join(sink.table for sink in tables)}: a batch is decided by the commit of one "
             "lake table, and two tables have no commit in common. Write the others from a query of their own"
         )
-    for sink in tables:
-        if sink.is_lake_table and sink.write == "upsert":
-            yield f"table {sink.table}: upsert: a lake table can only be appended to yet (docs/skipped.md)"

@@ -115,7 +115,7 @@ class ForeachBatch(Value, kw_only=True):
         if isinstance(where, LakeTarget):
             open_lake = OpenLakeContext(location=where.location, create=self.create_lake_context)
             context = get_sink_context(self.options, open_lake)
-            cast(LakeSinkContext, context).lake_row.expect_definition(where.definition)
+            cast(LakeSinkContext, context).lake_row.expect_batch(where.definition, where.keys)
             return context
         tables = tuple(each for each in sinks if isinstance(each, ToTable))
         open_context = spark_sink.database_context.OpenDatabaseContext

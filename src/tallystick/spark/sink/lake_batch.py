@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, StructType
 
 from tallystick.kernel.check import check
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 from tallystick.lake.data_files import AttemptName, DataFileWriter
 from tallystick.lake.errors import SchemaDiffers, UnusableTable
 from tallystick.lake.names import parse_table_url
@@ -32,6 +32,7 @@ class LakeTarget(Value, kw_only=True):
 
     location: LakeLocation
     definition: TableDefinition
+    keys: tuple[str, ...] = ()
 
 
 def locate_table(sink: ToTable) -> LakeLocation:
@@ -59,7 +60,7 @@ def prepare_target(location: LakeLocation, sink: ToTable, rows: DataFrame, numbe
     if new_columns.names:
         table.add_columns(TableDefinition(identity=definition.identity, schema=new_columns))
         definition = table.read_definition()
-    return LakeTarget(location=location, definition=definition)
+    return LakeTarget(location=location, definition=definition, keys=sink.keys)
 
 
 def _read_columns(kind: DataType) -> pa.Schema:
@@ -71,7 +72,11 @@ def _read_columns(kind: DataType) -> pa.Schema:
 def open_data_files(target: LakeTarget, prefix: str, lease: BatchLease) -> DataFileWriter:
     """Return the writer of one attempt's data files."""
     name = AttemptName(key=prefix, owner=str(lease.coordinator), attempt=token_hex(_ATTEMPT_BYTES))
-    return DataFileWriter(open_storage(target.location.url), target.definition, name)
+    definition = target.definition
+    if target.keys:
+        # These files are read again for the upsert, and are no part of the table.
+        definition = replace(definition, partition_columns=())
+    return DataFileWriter(open_storage(target.location.url), definition, name)
 
 
 def drop_hash(rows: pa.RecordBatch) -> pa.RecordBatch:
