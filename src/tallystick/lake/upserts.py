@@ -22,7 +22,7 @@ def find_key_problem(rows: pa.Table, keys: Sequence[str]) -> str | None:
         return None
     first = several.slice(0, 1).to_pylist()[0]
     values = ", ".join(f"{name}={first[name]!r}" for name in keys)
-    return f"several rows of this batch have {values}, in no defined order. Aggregate the batch to one row per key"
+    return f"several rows of this batch have {values}, in no defined order. Aggregate it to one row per key"
 
 
 def format_key_predicate(keys: Sequence[str]) -> str:

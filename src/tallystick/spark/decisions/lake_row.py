@@ -177,9 +177,7 @@ class LakeRow:
                 return
             unknown_count = unknown_count + 1 if outcome is CommitOutcome.UNKNOWN else 0
             if unknown_count == UNKNOWN_MAX:
-                raise self._build_in_doubt(
-                    "the table does not have it, and the log says why it was not taken"
-                )
+                raise self._build_in_doubt("the table does not have it, and its library failed (see the log)")
         raise self._build_busy_error("Nothing was decided")
 
     def _read_for_commit(self, outcome: CommitOutcome) -> TableState:

@@ -103,8 +103,8 @@ def to_table(
         columns: the table's columns, each with its Spark SQL expression, or only the names if the batch has
             columns of those names; without it, every column of the batch.
         write: "append", or "upsert": a row whose keys are in the table replaces the row there.
-        keys: for an upsert, the columns of a unique constraint or of the primary key. Two rows of a batch
-            with the same keys are refused.
+        keys: for an upsert, the columns of a unique constraint or of the primary key; any columns of a lake
+            table. Two rows of a batch with the same keys are refused.
         where: boolean; selects the rows.
         merge_schema: add columns that a lake table lacks, instead of refusing the batch.
         storage_options: for the storage of a lake table, by the names of its library.
