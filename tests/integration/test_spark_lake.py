@@ -238,12 +238,13 @@ def test_definitions_that_no_batch_can_be_decided_by(place: Place) -> None:
         foreach_batch(
             place.options,
             to_table(place.url, write="upsert", keys=["id"]),
-            to_table("delta:/elsewhere"),
+            to_table("delta:s3://elsewhere"),
             database="sqlite:///x.db",
         )
     told = str(raised.value)
     assert "one place decides" in told
     assert "two tables have no commit in common" in told
+    assert "none in an object store" in told
 
 
 # ----------------------------------------------------------------- a driver that ends after the decision

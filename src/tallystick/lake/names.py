@@ -35,6 +35,11 @@ class TableUrl(Value):
     format: str
     place: str
 
+    @property
+    def folder(self) -> str:
+        """The place as a path, if it is one."""
+        return self.place.removeprefix("file://")
+
     def __str__(self) -> str:
         return f"{self.format}:{self.place}"
 
@@ -50,6 +55,20 @@ def parse_table_url(text: str) -> TableUrl:
     if kind not in FORMATS or not place:
         raise BadConfig(f"table {text}: is not the URL of a lake table, like delta:/lake/delays")
     return TableUrl(kind, place)
+
+
+def find_url_problem(text: str) -> str | None:
+    """Return why a table cannot be written at this URL; None if it can, as far as the URL tells."""
+    try:
+        url = parse_table_url(text)
+    except BadConfig as exc:
+        return str(exc)
+    if "://" in url.folder:
+        return (
+            f"table {text}: only a table in a folder that driver and tasks share can be written yet, none in "
+            "an object store"
+        )
+    return None
 
 
 def find_unsafe_options(storage_options: dict[str, str]) -> list[str]:

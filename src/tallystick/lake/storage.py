@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.lake.names import TableUrl
+from tallystick.lake.names import TableUrl, find_url_problem
 
 
 class Storage(Protocol):
@@ -96,10 +96,7 @@ def _sync_folder(folder: Path) -> None:
 
 def open_storage(url: TableUrl) -> Storage:
     """Return where the data files of a table are. Raises: BadConfig."""
-    place = url.place.removeprefix("file://")
-    if "://" in place:
-        raise BadConfig(
-            f"table {url}: only a table in a folder that driver and tasks share can be written yet, none in "
-            "an object store"
-        )
-    return LocalStorage(Path(place))
+    problem = find_url_problem(str(url))
+    if problem is not None:
+        raise BadConfig(problem)
+    return LocalStorage(Path(url.folder))

@@ -8,6 +8,7 @@ from tallystick.lake.names import (
     digest_key,
     digest_owner,
     find_unsafe_options,
+    find_url_problem,
     format_data_file_name,
     is_table_url,
     parse_data_file_name,
@@ -25,6 +26,13 @@ def test_the_url_of_a_table() -> None:
         False,
         False,
     ]
+
+
+def test_places_that_cannot_be_written_yet() -> None:
+    assert find_url_problem("delta:/lake/delays") is None
+    assert find_url_problem("delta:file:///lake/delays") is None
+    assert "none in an object store" in str(find_url_problem("delta:s3://bucket/delays"))
+    assert "is not the URL of a lake table" in str(find_url_problem("delta:"))
 
 
 @pytest.mark.parametrize("text", ["delta:", "hudi:/a", "delays", ""])

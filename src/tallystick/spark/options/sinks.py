@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from tallystick.kernel.value import Value
-from tallystick.lake.names import is_table_url
+from tallystick.lake.names import find_url_problem, is_table_url
 
 WriteMode = Literal["append", "upsert"]
 _WRITE_MODES: Final = ("append", "upsert")
@@ -167,6 +167,10 @@ def _find_lake_problems(tables: Sequence[ToTable], database: str | None) -> Iter
     """Yield the problems of sinks with a lake table: its commit decides, and nothing else can."""
     if database is not None:
         yield "database: one place decides, and here it is the commit of the lake table: leave it out"
+    for sink in tables:
+        problem = find_url_problem(sink.table) if sink.is_lake_table else None
+        if problem is not None:
+            yield problem
     if len(tables) > 1:
         yield (
             f"tables {', '.join(sink.table for sink in tables)}: a batch is decided by the commit of one "

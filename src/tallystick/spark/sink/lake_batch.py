@@ -4,6 +4,7 @@ target = prepare_target(location, sink, rows, number)     driver, before the bat
 writer = open_data_files(target, prefix, lease)           each attempt
 """
 
+from pathlib import Path
 from secrets import token_hex
 from typing import Final, cast
 
@@ -36,8 +37,11 @@ class LakeTarget(Value, kw_only=True):
 
 
 def locate_table(sink: ToTable) -> LakeLocation:
-    """Return where the table of a sink is. Raises: BadConfig."""
-    return LakeLocation(url=parse_table_url(sink.table), storage_options=sink.storage_options)
+    """Return where the table of a sink is, as the driver's working directory has it. Raises: BadConfig."""
+    url = parse_table_url(sink.table)
+    if "://" not in url.place:
+        url = replace(url, place=str(Path(url.place).absolute()))
+    return LakeLocation(url=url, storage_options=sink.storage_options)
 
 
 def prepare_target(location: LakeLocation, sink: ToTable, rows: DataFrame, number: int) -> LakeTarget:
@@ -54,6 +58,7 @@ def prepare_target(location: LakeLocation, sink: ToTable, rows: DataFrame, numbe
     if definition.problems:
         raise UnusableTable(f"table {table.url}: {'; '.join(definition.problems)}. Nothing was begun")
     problems = list(find_column_problems(definition, columns, merge_schema=sink.merge_schema))
+    problems += [f"key {key} is no column of the batch" for key in sink.keys if key not in columns.names]
     if problems:
         raise SchemaDiffers("\n".join(f"table {table.url}: {each}. Nothing was written" for each in problems))
     new_columns = find_added_columns(definition, columns)
