@@ -285,6 +285,32 @@ def test_a_commit_that_may_arrive_later_is_in_doubt_and_a_claim_settles_it(
     assert open_row(place).read().decision is None
 
 
+def test_a_library_that_fails_takes_no_claim(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **options: Any) -> None:
+        raise OSError("read-only file system")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", fails)
+    with pytest.raises(UnusableTable, match="takes no commit.*Nothing was begun"):
+        open_row(place).claim(OLD, is_last)
+
+
+def test_a_decision_that_was_made_before_a_newer_claim_is_not_called_undecided(place: Path) -> None:
+    """[LAK-1] Its answer is lost, then another driver claims: that one completes it."""
+    row, new = open_row(place), open_row(place)
+    row.claim(OLD, is_last)
+
+    class Losing(Interposed):
+        def commit(self, *args: Any) -> CommitOutcome:
+            self._inner.commit(*args)
+            new.claim(NEW, is_last)
+            return CommitOutcome.UNKNOWN
+
+    row._table = Losing(row._table, None)  # type: ignore[assignment,arg-type]
+    with pytest.raises(InDoubt, match="another driver has claimed the prefix since"):
+        row.decide(decision(0), OLD, moves_of(write_files(place, OLD, [1])))
+    assert new.read().decision == decision(0)
+
+
 def test_a_table_that_others_keep_busy_decides_nothing(place: Path) -> None:
     row = open_row(place)
     row.claim(OLD, is_last)
@@ -355,6 +381,10 @@ def test_a_log_that_was_cleaned_up_is_no_missing_decision(place: Path) -> None:
     for act in (open_row(place).read, lambda: open_row(place).claim(NEW, is_last)):
         with pytest.raises(EntryLost, match="version 2 has what was decided last"):
             act()
+    table = DeltaLakeTable(parse_table_url(f"delta:{place}"), {})
+    given_up = LakeRow(table, PREFIX, accepts_loss=True)  # as `resolve --retire` does
+    assert given_up.claim(NEW, is_last)
+    assert open_row(place).read().decision is None
 
 
 def test_another_table_at_the_same_place_has_another_location(place: Path, tmp_path: Path) -> None:

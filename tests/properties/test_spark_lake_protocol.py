@@ -121,7 +121,7 @@ class ToyTable:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def read(self, key: str) -> TableState:
+    def read(self, key: str, *, accepts_loss: bool = False) -> TableState:
         self._world.effect()
         entry = next((each.entry for each in reversed(self._world.versions) if each.entry is not None), None)
         return TableState(version=len(self._world.versions) - 1, entry=entry, definition=DEFINITION)

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 from urllib.parse import unquote
@@ -99,11 +100,16 @@ class DeltaLakeTable:
 
     # ---- reading
 
-    def read(self, key: str) -> TableState:
+    def read(self, key: str, *, accepts_loss: bool = False) -> TableState:
         with self._lock:
             table = self._refresh()
             version = table.version()
-            entry = self._read_entry(table, key)
+            try:
+                entry = self._read_entry(table, key)
+            except EntryLost:
+                if not accepts_loss:
+                    raise
+                entry = None
             return TableState(version=version, entry=entry, definition=_define(table))
 
     def read_definition(self) -> TableDefinition:
@@ -142,10 +148,11 @@ class DeltaLakeTable:
                 f"table {self._url}: version {version} has what was decided last under {key!r}, and the "
                 "table's log no longer has that commit, or has another one: it was cleaned up "
                 "(delta.logRetentionDuration), or the table was restored from a copy. Nothing was changed. "
-                "Bring the log entry back; or look at the rows of the last batch, then give the prefix up "
-                "with `tallystick transactions resolve --prefix ... --store ... --retire`, and begin under "
-                "a new one with onNewPrefix=adopt"
+                "Bring the log entry back. If it is gone, `tallystick transactions resolve --prefix ... "
+                "--store ... --retire` accepts that and aborts what is open, so that rows of the last batch "
+                "may be in the table and not in the topics: compare them, then begin with onNewPrefix=adopt"
             )
+        self._make_durable(version, text or b"")  # its writer may have died before it was on the disk
         self._entries = {**dict(list(self._entries.items())[-7:]), version: entry}
         return entry
 
@@ -171,13 +178,14 @@ class DeltaLakeTable:
                     _append(table, files, properties)
             except Exception as exc:  # delta-rs raises its own classes, OSErrors and ValueErrors
                 outcome = self._look_up(next_version, entry)
-                _log.info("%s: commit of version %d: %s: %s", self._url, next_version, outcome.name, exc)
+                level = logging.WARNING if outcome is CommitOutcome.UNKNOWN else logging.INFO
+                _log.log(level, "%s: version %d: %s: %s", self._url, next_version, outcome.name, exc)
                 if outcome is not CommitOutcome.COMMITTED:
                     return outcome
             try:
-                if keys and files:
-                    self._sync_added_files(next_version)  # of an append, the tasks have done it
-                self.storage.sync(_name_log_entry(next_version))
+                # Of an append, the tasks have made the files durable.
+                text = self.storage.read(_name_log_entry(next_version)) if keys and files else None
+                self._make_durable(next_version, text or b"")
             except OSError as exc:
                 _log.warning("%s: version %d may not be on the disk yet: %s", self._url, next_version, exc)
                 return CommitOutcome.UNKNOWN
@@ -197,10 +205,13 @@ class DeltaLakeTable:
         contents = [self.storage.read(file.path) for file in files]
         return pa.concat_tables(pq.read_table(pa.BufferReader(content)) for content in contents if content)
 
-    def _sync_added_files(self, version: int) -> None:
-        for action in _parse_actions(self.storage.read(_name_log_entry(version)) or b""):
+    def _make_durable(self, version: int, text: bytes) -> None:
+        """Make a commit durable, and before it the files that its text adds."""
+        for action in _parse_actions(text):
             if "add" in action:
-                self.storage.sync(unquote(action["add"]["path"]))
+                with suppress(FileNotFoundError):  # compacted and removed since
+                    self.storage.sync(unquote(action["add"]["path"]))
+        self.storage.sync(_name_log_entry(version))
 
     def find_key_problem(self, files: Sequence[DataFile], keys: Sequence[str]) -> str | None:
         return find_key_problem(self._read_rows(files), keys)

@@ -49,8 +49,13 @@ class LakeTable(Protocol):
     @property
     def url(self) -> str: ...
 
-    def read(self, key: str) -> TableState:
-        """Read the newest version. Raises: UnusableTable, EntryLost, BadEntry; errors of the storage."""
+    def read(self, key: str, *, accepts_loss: bool = False) -> TableState:
+        """Read the newest version. What its entry says is durable when this returns.
+
+        Args:
+            accepts_loss: a lost entry is none.
+        Raises: UnusableTable, EntryLost, BadEntry; errors of the storage.
+        """
 
     def read_definition(self) -> TableDefinition:
         """Read the newest definition of the table. Raises: UnusableTable; errors of the storage."""

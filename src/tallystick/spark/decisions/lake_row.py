@@ -44,8 +44,14 @@ class LakeRow:
 
     keeps_completion = False
 
-    def __init__(self, table: LakeTable, prefix: str) -> None:
+    def __init__(self, table: LakeTable, prefix: str, *, accepts_loss: bool = False) -> None:
+        """Bind the row to a table.
+
+        Args:
+            accepts_loss: a claim takes a prefix over whose last decision the table's log has lost.
+        """
         self.prefix = prefix
+        self._accepts_loss = accepts_loss
         self._table = table
         self._completed_nonce = ""
         self._definition: TableDefinition | None = None
@@ -57,6 +63,7 @@ class LakeRow:
 
     def claim(self, owner: ProducerIdAndEpoch, is_last: Callable[[], bool]) -> bool:
         entry_to_commit = LakeEntry(key=self.prefix, owner=str(owner), commit=token_hex(_NAME_BYTES))
+        unknown_count = 0
         for _ in range(ATTEMPTS_MAX):
             state = self._read()
             payload = None if state.entry is None else state.entry.payload
@@ -65,21 +72,23 @@ class LakeRow:
             # After the reading: a newer driver that claims from here on commits behind this version.
             if not is_last():
                 return False
-            if (
-                self._table.commit(state.version, replace(entry_to_commit, payload=payload), ())
-                is CommitOutcome.COMMITTED
-            ):
+            outcome = self._table.commit(state.version, replace(entry_to_commit, payload=payload), ())
+            if outcome is CommitOutcome.COMMITTED:
                 return True
+            unknown_count += outcome is CommitOutcome.UNKNOWN
+            if unknown_count == UNKNOWN_MAX:
+                raise UnusableTable(
+                    f"table {self._table.url}: takes no commit: its library failed, and the log says why. "
+                    "Nothing was begun"
+                )
         raise self._build_busy_error("Nothing was begun")
 
     def create_table(self) -> None:
-        """Check that the table is there and can be written. Raises: UnusableTable."""
+        """Check that the table is there and can be written. Raises: UnusableTable, EntryLost."""
         self._read()
 
     def find_location(self) -> str | None:
-        return (
-            f"{self._table.url.partition(':')[0]} table {self._table.read(self.prefix).definition.identity}"
-        )
+        return f"{self._table.url.partition(':')[0]} table {self._table.read_definition().identity}"
 
     def read(self) -> DecisionState:
         """Read the last decision. Raises: BadCommittable, EntryLost, BadEntry; errors of the storage."""
@@ -116,7 +125,7 @@ class LakeRow:
         self._completed_nonce = nonce
 
     def _read(self) -> TableState:
-        state = self._table.read(self.prefix)
+        state = self._table.read(self.prefix, accepts_loss=self._accepts_loss)
         if state.definition.problems:
             raise UnusableTable(
                 f"table {self._table.url}: {'; '.join(state.definition.problems)}. Nothing was begun"
@@ -161,6 +170,8 @@ class LakeRow:
             match ACTIONS[judge_standing(state.entry, entry_to_commit)]:
                 case Action.DONE:
                     return
+                case Action.STOP if outcome is CommitOutcome.UNKNOWN:
+                    raise self._build_in_doubt("another driver has claimed the prefix since")
                 case Action.STOP:
                     owner_now = None if state.entry is None else state.entry.owner
                     raise PrefixTaken(self.prefix, f"its entry in {self._table.url} is {owner_now}'s")
@@ -177,7 +188,7 @@ class LakeRow:
                 return
             unknown_count = unknown_count + 1 if outcome is CommitOutcome.UNKNOWN else 0
             if unknown_count == UNKNOWN_MAX:
-                raise self._build_in_doubt("the table does not have it, and its library failed (see the log)")
+                raise self._build_in_doubt("its library failed, and the log says why")
         raise self._build_busy_error("Nothing was decided")
 
     def _read_for_commit(self, outcome: CommitOutcome) -> TableState:

@@ -20,8 +20,9 @@ from tallystick.spark.sink.context import SinkContext
 class LakeSinkContext(SinkContext):
     """A driver's station for a prefix whose decisions are commits of a lake table."""
 
-    def __init__(self, options: SinkOptions, location: LakeLocation) -> None:
-        self.lake_row = LakeRow(open_table(location), options.prefix)
+    def __init__(self, options: SinkOptions, location: LakeLocation, *, accepts_loss: bool = False) -> None:
+        """Open the table's station; see `LakeRow`. Raises: BadConfig, MissingLibrary."""
+        self.lake_row = LakeRow(open_table(location), options.prefix, accepts_loss=accepts_loss)
         super().__init__(options)
 
     def create_ports(self, cluster: Cluster) -> tuple[ParticipantsPort, DecisionLogPort]:

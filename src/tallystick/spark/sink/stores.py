@@ -39,9 +39,8 @@ def resolve_rows(
     Returns: the state before any change.
     Raises: BadConfig; DecisionBroken without `retire`; LakeErrors; errors of client and database.
     """
-    return resolve_and_close(
-        open_store_context(build_options(prefix, client), database), dry_run=dry_run, retire=retire
-    )
+    context = open_store_context(build_options(prefix, client), database, accepts_loss=retire and not dry_run)
+    return resolve_and_close(context, dry_run=dry_run, retire=retire)
 
 
 def read_last_decision(prefix: str, client: Mapping[str, str], database: str) -> Decision | None:
@@ -49,20 +48,22 @@ def read_last_decision(prefix: str, client: Mapping[str, str], database: str) ->
     return read_and_close(open_store_context(build_options(prefix, client), database))
 
 
-def open_store_context(options: SinkOptions, url: str, tables: tuple[ToTable, ...] = ()) -> SinkContext:
+def open_store_context(
+    options: SinkOptions, url: str, tables: tuple[ToTable, ...] = (), *, accepts_loss: bool = False
+) -> SinkContext:
     """Open the station of a prefix whose decisions are in a store.
 
     Args:
         options: of the query, with its plain prefix.
         url: of a database, or of a lake table.
         tables: the query's tables in the database, if their staged rows are to be swept.
+        accepts_loss: the prefix is to be given up, even if a lake table has lost what was decided.
     Raises: BadConfig, MissingLibrary.
     """
     options = with_database_suffix(options)
     if is_table_url(url):
         storage_options = next((each.storage_options for each in tables), ())
-        return LakeSinkContext(
-            options, LakeLocation(url=parse_table_url(url), storage_options=storage_options)
-        )
+        location = LakeLocation(url=parse_table_url(url), storage_options=storage_options)
+        return LakeSinkContext(options, location, accepts_loss=accepts_loss)
     module = spark_sink.database_context
     return module.OpenDatabaseContext(database=module.resolve_database(url), tables=tables)(options)
