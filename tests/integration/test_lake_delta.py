@@ -290,7 +290,7 @@ def test_a_library_that_fails_takes_no_claim(place: Path, monkeypatch: pytest.Mo
         raise OSError("read-only file system")
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", fails)
-    with pytest.raises(UnusableTable, match="takes no commit.*Nothing was begun"):
+    with pytest.raises(UnusableTable, match=r"takes no commit.*Nothing was begun"):
         open_row(place).claim(OLD, is_last)
 
 
