@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import spark_torture_lake as lake
-from tests.support.effort import LONG, TORTURE_SEEDS
+from tests.support.effort import LONG, TORTURE_SEEDS, long_form
 from tests.support.spark_torture import Fault
 from tests.support.spark_torture_lives import Told
 
@@ -18,8 +18,7 @@ pytest.importorskip("deltalake", reason="needs the extra delta")
 
 from tests.support.spark_torture_lake_lives import BareInLake, InLake
 
-SEEDS = range(TORTURE_SEEDS) if LONG else range(1)
-STARTS = 7 if LONG else 3
+STARTS = 7
 KILLED = {
     "lake-claim.before": "the table is read, and not claimed",
     "lake-claim.after": "the table is claimed, and the driver is not told",
@@ -85,6 +84,7 @@ def test_checkpoint_and_optimize_between_crash_and_recovery(bare: BareInLake) ->
     drive_to_the_end(bare, [Fault("lake-decide.before", 1, "optimize")], "optimize at lake-decide.before")
 
 
+@long_form
 def test_under_spark(tmp_path: Path) -> None:
     """[LAK-1] [LAK-4] The driver is killed with its decision made, and a worker while it writes files."""
     torture = InLake(0, tmp_path, starts=1, rows_a_start=500)
@@ -104,12 +104,12 @@ def test_under_spark(tmp_path: Path) -> None:
 def total() -> Iterator[Told]:
     told = Told()
     yield told
-    if LONG:
-        print(f"\ntopic and lake table, without Java: {told.shown()}")
+    print(f"\ntopic and lake table, without Java: {told.shown()}")
 
 
+@long_form
 @pytest.mark.timeout(300 * STARTS)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(TORTURE_SEEDS))
 def test_every_row_is_there_once_in_topic_and_table(seed: int, tmp_path: Path, total: Told) -> None:
     """[LAK-1] [LAK-2] [LAK-3] [LAK-4] Faults drawn from a seed: drivers, workers, broker, other writers."""
     told = BareInLake(seed, tmp_path, starts=STARTS, rows_a_start=1_500).run()
