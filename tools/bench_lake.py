@@ -12,10 +12,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
@@ -52,7 +53,8 @@ class TimedCommits:
             self.decisions.append((now - began) * 1e3)
             self.decided_at[decision.batch_id] = now
 
-        LakeRow.claim, LakeRow.decide = timed_claim, timed_decide  # type: ignore[method-assign]
+        LakeRow.claim = timed_claim  # type: ignore[method-assign,assignment]
+        LakeRow.decide = timed_decide  # type: ignore[method-assign,assignment]
 
 
 @contextmanager
@@ -107,18 +109,22 @@ def measure(batches: int, rows: int, folder: Path, servers: str) -> None:
         "write_deltalake": write_plain,
     }
     times: dict[str, list[float]] = {name: [] for name in writers}
+    processor: dict[str, list[float]] = {name: [] for name in writers}
     commits = TimedCommits()
     with first_times_of(servers, "joint") as first_times:
         for batch in range(batches):
             frame = spark.range(batch * rows, (batch + 1) * rows, 1, 2)
-            frame = frame.selectExpr("id", f"cast({batch} as int) as batch")
+            frame = frame.selectExpr("id", f"cast(id div {rows} as int) as batch")
             for name, write in writers.items():
-                began = time.perf_counter()
+                began, spent = time.perf_counter(), read_processor_ms()
                 write(frame, batch)
                 times[name].append((time.perf_counter() - began) * 1e3)
+                processor[name].append(read_processor_ms() - spent)
     spark.stop()
     for name, values in times.items():
         report(name, values[WARM_UP:])
+    for name, values in processor.items():
+        report(f"{name}, processor time", values[WARM_UP:])
     pairs = zip(times["topic and table"][WARM_UP:], times["topic"][WARM_UP:], strict=True)
     report("joint decision, over the topic alone", [joint - alone for joint, alone in pairs])
     report("claim of the table", commits.claims[WARM_UP:])
@@ -126,6 +132,16 @@ def measure(batches: int, rows: int, folder: Path, servers: str) -> None:
     read_batches = [n for n in commits.decided_at if n in first_times and n >= WARM_UP]
     gaps = [(first_times[n] - commits.decided_at[n]) * 1e3 for n in read_batches]
     report("gap from the decision to the topic's reader", gaps)
+
+
+def read_processor_ms() -> float:
+    """Return the processor time of this process and all below it: Java, Python workers, the broker."""
+    total_s = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.Error):
+            spent = process.cpu_times()
+            total_s += spent.user + spent.system
+    return total_s * 1e3
 
 
 def report(name: str, values: Sequence[float]) -> None:
