@@ -20,6 +20,7 @@ from tallystick.lake.entries import CommitOutcome, LakeEntry
 from tallystick.lake.errors import EntryLost, TableBusy, UnusableTable
 from tallystick.lake.names import parse_table_url
 from tallystick.lake.ports import DataFile
+from tallystick.lake.sweeping import look_for_orphans, remove_orphans
 from tallystick.spark.decisions.lake_row import ATTEMPTS_MAX, LakeRow, encode_files
 from tallystick.spark.options.sinks import StagedMoves
 from tallystick.spark.protocol.committable import Decision, JobChecksums, RowChecksum
@@ -469,3 +470,31 @@ def test_storage_that_does_not_fence_is_refused(place: Path, monkeypatch: pytest
     monkeypatch.setenv("AWS_S3_ALLOW_UNSAFE_RENAME", "true")
     with pytest.raises(BadConfig):
         DeltaLakeTable(url, {})
+
+
+# ---------------------------------------------------------------------------------------------- orphans
+
+
+def test_files_that_the_log_still_names_are_no_orphans(place: Path) -> None:
+    """[LAK-3] Compacted, so that no current version has them; an older version is read with them."""
+    row = open_row(place)
+    row.claim(OLD, is_last)
+    files = write_files(place, OLD, [1, 2])
+    row.decide(decision(0), OLD, moves_of(files))
+    (orphan,) = write_files(place, OLD, [9], attempt="dead")
+    append_others(place)
+    DeltaTable(place).optimize.compact()
+    table = DeltaLakeTable(parse_table_url(f"delta:{place}"), {})
+    assert set(look_for_orphans(table).live) == {orphan.path}
+    open_row(place).claim(NEW, is_last)
+    report = look_for_orphans(table)
+    assert set(report.orphans) == {orphan.path}
+    remove_orphans(table, report)
+    before = DeltaTable(place, version=2)
+    assert sorted(pa.table(before.scan().read_all())["id"].to_pylist()) == [1, 2]
+
+
+def test_where_no_table_is_nothing_is_looked_for(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(UnusableTable, match="does not exist"):
+            look_for_orphans(DeltaLakeTable(parse_table_url(f"delta:{folder}"), {}))

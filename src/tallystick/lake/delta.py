@@ -238,7 +238,10 @@ class DeltaLakeTable:
     # ---- files
 
     def list_data_files(self) -> Mapping[str, int]:
-        return self.storage.list("")
+        try:
+            return self.storage.list("")
+        except FileNotFoundError:
+            return {}  # reading the table says so
 
     def read_files(self) -> TableFiles:
         with self._lock:

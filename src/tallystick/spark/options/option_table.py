@@ -209,7 +209,7 @@ OPTIONS: Final = (
         name="resume.from.database",
         values="URL",
         queries=_STREAM,
-        doc="The `database` of `foreach_batch`, if it keeps the decisions.",
+        doc="The `database` of `foreach_batch`, or its lake table, if it keeps the decisions.",
     ),
     _build_no_effect_option("fetchOffset.numRetries", "Retries end with `kafka.default.api.timeout.ms`."),
     _build_no_effect_option("fetchOffset.retryIntervalMs", "See `kafka.retry.backoff.ms`."),
