@@ -116,10 +116,10 @@ def measure(batches: int, rows: int, folder: Path, servers: str) -> None:
             frame = spark.range(batch * rows, (batch + 1) * rows, 1, 2)
             frame = frame.selectExpr("id", f"cast(id div {rows} as int) as batch")
             for name, write in writers.items():
-                began, spent = time.perf_counter(), read_processor_ms()
+                began, processor_ms = time.perf_counter(), read_processor_ms()
                 write(frame, batch)
                 times[name].append((time.perf_counter() - began) * 1e3)
-                processor[name].append(read_processor_ms() - spent)
+                processor[name].append(read_processor_ms() - processor_ms)
     spark.stop()
     for name, values in times.items():
         report(name, values[WARM_UP:])
@@ -139,8 +139,8 @@ def read_processor_ms() -> float:
     total_s = 0.0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with suppress(psutil.Error):
-            spent = process.cpu_times()
-            total_s += spent.user + spent.system
+            cpu = process.cpu_times()
+            total_s += cpu.user + cpu.system
     return total_s * 1e3
 
 
