@@ -11,6 +11,7 @@ _EXTRAS: Final = {
     "avro": "schemas",
     "confluent_kafka": "demo",
     "cryptography": "security",
+    "deltalake": "delta",
     "django": "django",
     "fastavro": "schemas",
     "jinja2": "console",

@@ -22,7 +22,8 @@ from tallystick.spark.protocol.errors import DecisionsMissing
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.sink.attempt import run_attempt
 from tallystick.spark.sink.context import SinkContext
-from tallystick.spark.sink.database_context import DatabaseSinkContext, with_database_suffix
+from tallystick.spark.sink.database_context import DatabaseSinkContext
+from tallystick.spark.sink.recovery import with_database_suffix
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.server]

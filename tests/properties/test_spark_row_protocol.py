@@ -6,9 +6,10 @@ import shutil
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, product
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,21 @@ from sqlalchemy import Engine, create_engine, delete, event, text
 from sqlalchemy.pool import NullPool
 from tests.support.effort import LONG
 from tests.support.servers import quick_place
+from tests.support.stalling import (
+    Doing,
+    Gate,
+    Gated,
+    Point,
+    aborts,
+    begins,
+    commits,
+    stall_beside_a_newer_driver,
+)
 from tests.support.toy_cluster import ToyCluster, ToyParticipants
 
-from tallystick.client.errors import ClientError
-from tallystick.kernel.errors import InDoubt
-from tallystick.spark.decisions.row import DatabaseDecisionLog, DatabaseParticipants, DecisionRow
+from tallystick.spark.decisions.row import DecisionRow
 from tallystick.spark.decisions.staging import RowsRejected, StagingTable
+from tallystick.spark.decisions.store_log import DatabaseDecisionLog, DatabaseParticipants
 from tallystick.spark.options.sinks import StagedMoves, to_table
 from tallystick.spark.protocol.committable import (
     BatchLease,
@@ -382,51 +392,6 @@ def test_a_prefix_that_was_given_up_has_no_decision(new_world: NewWorld) -> None
 
 # ------------------------------------------------------- a driver that stalls while a newer one takes over
 
-FAILURES = (SinkError, ClientError, InDoubt)
-Point = tuple[str, int]
-"""Before (0) or after (1) an effect."""
-
-
-class Gate:
-    """Holds a driver up at one effect: the n-th that it comes to, or the first of a name."""
-
-    def __init__(self, at: int | Point | None) -> None:
-        self._at, self._passed = at, 0
-        self.stalled, self.go = asyncio.Event(), asyncio.Event()
-
-    async def pass_by(self, point: Point) -> None:
-        self._passed += 1
-        if not self.stalled.is_set() and self._at in (self._passed, point):
-            self.stalled.set()
-            await self.go.wait()
-
-    async def reached(self, doing: "asyncio.Task[Any]") -> bool:
-        """Wait until the driver stalls, or has come to its end; does it stall?"""
-        here = asyncio.ensure_future(self.stalled.wait())
-        await asyncio.wait({here, doing}, return_when=asyncio.FIRST_COMPLETED)
-        here.cancel()
-        return self.stalled.is_set()
-
-
-class Gated:
-    """Ports, with a gate before and after each of these effects."""
-
-    def __init__(self, inner: Any, gate: Gate, names: set[str]) -> None:
-        self._inner, self._gate, self._names = inner, gate, names
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        if name not in self._names:
-            return found
-
-        async def gated(*args: Any) -> Any:
-            await self._gate.pass_by((name, 0))
-            answer = await found(*args)
-            await self._gate.pass_by((name, 1))
-            return answer
-
-        return gated
-
 
 class StallingDriver(Driver):
     def __init__(self, world: World, at: int | Point | None) -> None:
@@ -441,88 +406,16 @@ class StallingDriver(Driver):
         self.coordinator = SinkCoordinator(PREFIX, claimed, log, clock=self.clock)  # type: ignore[arg-type]
 
 
-async def decide_and_die(world: World) -> None:
-    driver = StallingDriver(world, ("append", 1))
-    lease = await driver.coordinator.begin()
-    votes, moves = await driver.tasks(lease, 0)
-    driver.log.set_staged_moves(lease.nonce, moves)
-    commit = asyncio.ensure_future(driver.coordinator.commit(votes))
-    assert await driver.gate.reached(commit)
-    commit.cancel()
-
-
-async def begins(world: World, old: StallingDriver) -> Awaitable[object]:
-    await decide_and_die(world)
-    return old.coordinator.begin()
-
-
-async def commits(_: World, old: StallingDriver) -> Awaitable[object]:
-    lease, gate = await old.coordinator.begin(), old.gate
-    votes, moves = await old.tasks(lease, 0)
-    old.log.set_staged_moves(lease.nonce, moves)
-    gate._passed = 0
-
-    async def commit() -> None:
-        try:
-            await old.coordinator.commit(votes)
-        except FAILURES:
-            await old.coordinator.abort(votes)
-
-    return commit()
-
-
-async def aborts(_: World, old: StallingDriver) -> Awaitable[object]:
-    lease = await old.coordinator.begin()
-    votes, _moves = await old.tasks(lease, 0)
-    old.gate._passed = 0
-    return old.coordinator.abort([votes[0], None])
-
-
-async def stall_beside_a_newer_driver(
-    world: World,
-    doing: Callable[[World, StallingDriver], Awaitable[Awaitable[object]]],
-    at: int,
-    other: Point,
-) -> bool:
-    """One run. The newer driver is at `other` in its commit when the old one wakes. Did that stall at all?"""
-    old, newer = StallingDriver(world, None), StallingDriver(world, other)
-    waking = asyncio.ensure_future(await doing(world, old))
-    old.gate._at = at
-    if not await old.gate.reached(waking):
-        await asyncio.gather(waking, return_exceptions=True)
-        return False
-    lease = await newer.coordinator.begin()
-    number = 0 if lease.last_decision is None else (lease.last_decision.batch_id or 0) + 1
-    votes, moves = await newer.tasks(lease, number)
-    newer.log.set_staged_moves(lease.nonce, moves)
-    owner = world.cluster.ids[f"{PREFIX}/coordinator"].pair
-    commit = asyncio.ensure_future(newer.coordinator.commit(votes))
-    await newer.gate.reached(commit)
-    old.gate.go.set()
-    (found,) = await asyncio.gather(waking, return_exceptions=True)
-    assert not isinstance(found, Exception) or isinstance(found, FAILURES), found
-    newer.gate.go.set()
-    (failure,) = await asyncio.gather(commit, return_exceptions=True)
-    if isinstance(failure, Exception):
-        # Only an old driver that claims when it wakes, and is the newer one then, may stop the other.
-        assert isinstance(failure, FAILURES), failure
-        assert owner != world.cluster.ids[f"{PREFIX}/coordinator"].pair, failure
-        await newer.coordinator.abort(votes)
-    last = (await newer.log.read()).decision
-    world.committed_batch = -1 if last is None else last.batch_id or 0
-    return True
-
-
 @pytest.mark.parametrize("doing", [begins, commits, aborts])
 def test_a_driver_that_stalls_and_wakes_leaves_topic_and_table_agreeing(
-    new_world: NewWorld, doing: Callable[[World, StallingDriver], Awaitable[Awaitable[object]]]
+    new_world: NewWorld, doing: Doing
 ) -> None:
     """[SPK-28] [SPK-40] [SPK-43] Before and after each effect, while a newer one commits."""
     others = product(("append", "end"), (0, 1)) if LONG else [("append", 1)]
     for other in others:
         for at in count(1):
             world = new_world()
-            if not asyncio.run(stall_beside_a_newer_driver(world, doing, at, other)):
+            if not asyncio.run(stall_beside_a_newer_driver(partial(StallingDriver, world), doing, at, other)):
                 assert at > 8, "the enumeration has its points"
                 break
             settle(world, world.committed_batch + 1)

@@ -19,7 +19,7 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.client.transactions.modes import TxnDecision
 from tallystick.kernel.value import replace
 from tallystick.spark import foreach_batch, spark_session, to_table, to_topic
-from tallystick.spark.decisions.row import DatabaseParticipants
+from tallystick.spark.decisions.store_log import DatabaseParticipants
 from tallystick.spark.protocol.committable import Participant
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.sink.database_context import DatabaseSinkContext

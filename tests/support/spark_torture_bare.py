@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from sqlalchemy.exc import SQLAlchemyError
+from tests.support import spark_torture_lake as lake
 from tests.support.spark_torture import FOLDER, Folder, TorturedStation, connect, strike
 from tests.support.spark_torture_database import TorturedTableStation, connect_task, sinks
 
@@ -42,8 +43,8 @@ from tallystick.spark.protocol.committable import (
 )
 from tallystick.spark.sink.attempt import run_attempt
 from tallystick.spark.sink.combined_attempt import CombinedTask
-from tallystick.spark.sink.database_context import with_database_suffix
 from tallystick.spark.sink.projection import HASH_COLUMN
+from tallystick.spark.sink.recovery import with_database_suffix
 
 ATTEMPTS: Final = 4
 TASKS: Final = 2
@@ -90,11 +91,26 @@ def casting(spec: dict[str, Any]) -> Callable[[BatchLease, MicroBatch, list[int]
     def together(lease: BatchLease, job: MicroBatch, ids: list[int]) -> Told:
         where = resolve_database(url)
         work = CombinedTask(
-            options=options, lease=lease, job=job, sinks=SINKS, database=where, open_context=connect_task(url)
+            options=options, lease=lease, job=job, sinks=SINKS, store=where, open_context=connect_task(url)
         )
         vote, name = work.run(structs(ids))
         return encode_vote(vote), name
 
+    def into_lake(lease: BatchLease, job: MicroBatch, ids: list[int]) -> Told:
+        lake.disturb_files()
+        work = CombinedTask(
+            options=options,
+            lease=lease,
+            job=job,
+            sinks=lake.sinks("out", url),
+            store=lake.find_target(url),
+            open_context=lake.connect_lake_task,
+        )
+        vote, files = work.run(structs(ids))
+        return encode_vote(vote), files
+
+    if lake.is_lake(url):
+        return into_lake
     return to_topic if url is None else together
 
 
@@ -159,10 +175,13 @@ class BareQuery:
         self.random = random.Random(f"{folder.path.name} {spec['sink']['transactional.id.prefix']}")
         self.checkpoint = Path(spec["checkpoint"])
         options = options_of(spec)
-        self.table: TorturedTableStation | None = None
+        self.table: TorturedTableStation | lake.TorturedLakeStation | None = None
         if spec["database"] is None:
             # As in Spark, where they are separate processes and share nothing.
             self.begins, self.commits = TorturedStation(options), TorturedStation(options)
+        elif lake.is_lake(spec["database"]):
+            self.table = lake.TorturedLakeStation(options, lake.locate(spec["database"]))
+            self.begins = self.commits = self.table
         else:
             self.table = TorturedTableStation(options, resolve_database(spec["database"]), SINKS[1:])
             self.begins = self.commits = self.table

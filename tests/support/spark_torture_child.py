@@ -14,6 +14,7 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from tests.support import spark_torture_lake as lake
 from tests.support.spark_torture import FOLDER, Folder, TorturedSource, connect, disturbed
 from tests.support.spark_torture_database import TorturedTableStation, connect_task, sinks
 from tests.support.spark_torture_queries import SHAPES
@@ -51,6 +52,12 @@ def start(spark: SparkSession, spec: dict[str, Any]) -> Any:
     rows = SHAPES[spec["shape"]].plan(*frames(spark, spec)).selectExpr("value", "value as key")
     if spec["surface"] == "foreach":
         writer = rows.writeStream.foreachBatch(foreach_batch(spec["sink"], connect=connect))
+    elif lake.is_lake(spec["database"]):
+        whole: Any = foreach_batch_of(spec["sink"], *lake.sinks("out", spec["database"]))
+        disturbed_whole = replace(
+            whole, open_context=lake.connect_lake_task, create_lake_context=lake.TorturedLakeStation
+        )
+        writer = rows.writeStream.foreachBatch(disturbed_whole)
     elif spec["surface"] == "together":
         made: Any = foreach_batch_of(spec["sink"], *sinks("out"), database=spec["database"])
         tortured = replace(

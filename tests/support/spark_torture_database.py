@@ -23,7 +23,7 @@ from tests.support.spark_torture import Effects, EndedOneByOne, TorturedStation,
 from tallystick.client.net.cluster import Cluster
 from tallystick.spark.decisions.database import DecisionDatabase, get_engine, resolve_database
 from tallystick.spark.decisions.decision_table import TABLE
-from tallystick.spark.decisions.row import DatabaseParticipants
+from tallystick.spark.decisions.store_log import DatabaseParticipants
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, ToTable, to_table, to_topic
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort

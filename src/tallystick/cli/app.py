@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "transactions": "List transactions, find hanging ones, decide and end them.",
     "topics": "List, describe, create, grow, truncate and delete topics.",
     "groups": "List, describe and delete groups, and move their offsets.",
+    "lake": "Remove files that given-up batches left in a lake table.",
     "configs": "Read and change settings of topics, brokers and groups.",
     "acls": "List, grant and revoke rights, TwoPhaseCommit among them.",
     "users": "List, create and delete users that log in with SCRAM.",

@@ -24,6 +24,8 @@
     table = "late_flights"
     database = "postgresql+psycopg://localhost/flights"
 
+or, instead of tables in a database, `table = "delta:/lake/late_flights"`.
+
 Sources and lookups are SQL views, and every transform is a view for the transforms after it. An output is one
 Spark query; its sinks share one decision for each batch: all of them get the batch, or none. Without
 `[kafka]` the pipeline runs its own broker, with files in `[broker] data-dir`.
@@ -39,6 +41,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, field
 
 from tallystick.kernel.value import Value, replace
+from tallystick.lake.names import is_table_url, parse_table_url
 from tallystick.pipeline.toml_reader import Settings, Texts
 
 if TYPE_CHECKING:
@@ -151,17 +154,31 @@ class TopicSink(Value, kw_only=True, rename="kebab"):
     key_schema: str | None = None
 
 
-class TableSink(Value, kw_only=True):
+class TableSink(Value, kw_only=True, rename="kebab"):
     """A sink that writes rows into one table, matching columns by name.
 
-    database  SQLAlchemy URL
-    keys      key columns of an upsert
+    table            its name in the database; or the URL of a lake table, like delta:/lake/delays
+    database         SQLAlchemy URL; None for a lake table
+    keys             key columns of an upsert
+    merge_schema     columns that a lake table lacks are added to it
+    storage_options  of a lake table
     """
 
     table: str
-    database: Annotated[str, Meta(description="an SQLAlchemy URL, like postgresql+psycopg://host/name")]
+    database: str | None = None
     write: TableWrite = TableWrite.APPEND
     keys: Texts = ()
+    merge_schema: bool = False
+    storage_options: Settings = field(default_factory=dict)
+
+    @property
+    def is_lake_table(self) -> bool:
+        return is_table_url(self.table)
+
+    @property
+    def store(self) -> str:
+        """The URL of the place where a batch is decided that has this table."""
+        return self.table if self.is_lake_table else self.database or ""
 
 
 SinkDefinition = TopicSink | TableSink
@@ -179,8 +196,8 @@ class OutputDefinition(Value, kw_only=True):
 
     @property
     def database(self) -> str | None:
-        """The single database of its tables, which holds the output's decision; None without tables."""
-        return next((sink.database for sink in self.sinks if isinstance(sink, TableSink)), None)
+        """The database of its tables, or its lake table: the place of its decisions; None without tables."""
+        return next((sink.store for sink in self.sinks if isinstance(sink, TableSink)), None)
 
 
 class OwnBrokerDefinition(Value, kw_only=True, rename="kebab"):
@@ -250,11 +267,20 @@ class Definition(Value, kw_only=True):
         def placed(path: str) -> str:
             return path if "://" in path or path.startswith("/") else f"{folder}/{path}"
 
+        def placed_sink(sink: SinkDefinition) -> SinkDefinition:
+            if not isinstance(sink, TableSink) or not sink.is_lake_table:
+                return sink
+            url = parse_table_url(sink.table)
+            return replace(sink, table=str(replace(url, place=placed(url.place))))
+
         return replace(
             self,
             checkpoint=placed(self.checkpoint),
             broker=self.broker and replace(self.broker, data_dir=placed(self.broker.data_dir)),
             lookups=tuple(replace(each, path=each.path and placed(each.path)) for each in self.lookups),
+            outputs=tuple(
+                replace(each, sinks=tuple(placed_sink(sink) for sink in each.sinks)) for each in self.outputs
+            ),
         )
 
 

@@ -203,7 +203,9 @@ def _parse_output(name: str, table: TomlTable) -> OutputDefinition:
 def _check_tables(table: TomlTable, sinks: Iterable[SinkDefinition]) -> None:
     """Check that an output has no table twice, as rows are staged by table, and only one database."""
     tables = [sink for sink in sinks if isinstance(sink, TableSink) and sink.table]
-    if len({sink.database for sink in tables}) > 1:
+    if any(sink.is_lake_table for sink in tables) and len(tables) > 1:
+        table.report("sinks", "a lake table decides by its own commit: it is the only table of its output")
+    elif len({sink.database for sink in tables}) > 1:
         table.report("sinks", "tables in two databases: one decision is one transaction of one database")
     names = [sink.table for sink in tables]
     for twice in sorted({name for name in names if names.count(name) > 1}):
@@ -226,4 +228,22 @@ def _parse_sink(table: TomlTable) -> SinkDefinition:
     table_sink = table.read(TableSink)
     if (table_sink.write is TableWrite.UPSERT) != bool(table_sink.keys):
         table.report("keys", 'the key columns go with write = "upsert", and the other way round')
+    _check_store(table, table_sink)
     return table_sink
+
+
+def _check_store(table: TomlTable, sink: TableSink) -> None:
+    """Check that a table is of a database, or of a lake and then has nothing of a database."""
+    if not sink.is_lake_table:
+        if sink.table and sink.database is None:
+            table.report(
+                "database",
+                "is missing: an SQLAlchemy URL, like postgresql+psycopg://host/name; a lake table is "
+                'table = "delta:/folder"',
+            )
+        for key in ("merge-schema", "storage-options"):
+            if key in table:
+                table.report(key, 'is for a lake table, like table = "delta:/folder"')
+        return
+    if sink.database is not None:
+        table.report("database", "is not for a lake table, whose own commit is the decision")

@@ -23,12 +23,20 @@ from tallystick.pipeline.definition import (
 )
 from tallystick.pipeline.encoding import encode_sinks
 from tallystick.pipeline.outputs import build_records, dead_letter_records, dead_letter_sources
-from tallystick.spark import sink as spark_sink
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.options.sinks import Sink, ToTable, WriteMode, quote_column, to_table, to_topic
+from tallystick.spark.options.sinks import (
+    Sink,
+    ToTable,
+    WriteMode,
+    find_lake_table,
+    quote_column,
+    to_table,
+    to_topic,
+)
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.sink.context import SinkContext
 from tallystick.spark.sink.foreach_batch import foreach_batch
+from tallystick.spark.sink.stores import open_store_context
 
 _DEAD_LETTER_COLUMN = "_dead_letter"
 
@@ -70,7 +78,8 @@ def start_query(
     else:
         rows = _add_dead_letters(spark, definition, output)
         sinks = _build_sinks(spark, definition, output, encode_sinks(spark, definition, output))
-        together = foreach_batch(options, *sinks, database=output.database)
+        database = None if find_lake_table(sinks) is not None else output.database
+        together = foreach_batch(options, *sinks, database=database)
         writer = rows.writeStream.foreachBatch(together)
     writer = (
         writer.queryName(definition.prefix_of(output))
@@ -111,13 +120,9 @@ def open_sink_context(
     )
     if output.database is None:
         return SinkContext(options)
-    module = spark_sink.database_context
     sinks = _build_sinks(spark, definition, output, output.sinks)
     tables = tuple(sink for sink in sinks if isinstance(sink, ToTable))
-    open_context = module.OpenDatabaseContext(
-        database=module.resolve_database(output.database), tables=tables
-    )
-    return open_context(module.with_database_suffix(options))
+    return open_store_context(options, output.database, tables)
 
 
 def _build_sinks(
@@ -136,7 +141,17 @@ def _build_sinks(
                 sinks.append(to_topic(sink.topic, key=sink.key, value=sink.value or row_as_json, where=alive))
             case TableSink():
                 write: WriteMode = "upsert" if sink.write is TableWrite.UPSERT else "append"
-                sinks.append(to_table(sink.table, columns=columns, write=write, keys=sink.keys, where=alive))
+                sinks.append(
+                    to_table(
+                        sink.table,
+                        columns=columns,
+                        write=write,
+                        keys=sink.keys,
+                        where=alive,
+                        merge_schema=sink.merge_schema,
+                        storage_options=sink.storage_options,
+                    )
+                )
     for source in dead_letter_sources(definition, output):
         dead = {name: f"{_DEAD_LETTER_COLUMN}.{name}" for name in ("key", "value", "headers")}
         sinks.append(

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from tallystick.spark.registration import register
     from tallystick.spark.runtime.versions import UnsupportedSpark
     from tallystick.spark.session import spark_session
-    from tallystick.spark.sink.database_context import resolve_rows
     from tallystick.spark.sink.encoding import register_serializer
     from tallystick.spark.sink.foreach_batch import foreach_batch
     from tallystick.spark.sink.recovery import resolve
+    from tallystick.spark.sink.stores import resolve_rows
 
 __all__ = [
     "KafkaDataSource",
@@ -45,7 +45,7 @@ if not TYPE_CHECKING:
             "register": "tallystick.spark.registration:register",
             "register_serializer": "tallystick.spark.sink.encoding:register_serializer",
             "resolve": "tallystick.spark.sink.recovery:resolve",
-            "resolve_rows": "tallystick.spark.sink.database_context:resolve_rows",
+            "resolve_rows": "tallystick.spark.sink.stores:resolve_rows",
             "spark_session": "tallystick.spark.session:spark_session",
             "to_table": "tallystick.spark.options.sinks:to_table",
             "to_topic": "tallystick.spark.options.sinks:to_topic",

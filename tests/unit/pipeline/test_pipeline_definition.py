@@ -186,6 +186,18 @@ def test_the_prefix_of_an_output_is_its_own() -> None:
         (('topic = "out"', ""), "outputs.all.sinks[0].topic: a sink has either"),
         (('topic = "out"', 'table = "t"'), "outputs.all.sinks[0].database: is missing"),
         (
+            ('topic = "out"', 'table = "delta:/t"\ndatabase = "d"'),
+            "outputs.all.sinks[0].database: is not for a lake table",
+        ),
+        (
+            ('topic = "out"', 'table = "t"\ndatabase = "d"\nmerge-schema = true'),
+            "outputs.all.sinks[0].merge-schema: is for a lake table",
+        ),
+        (
+            ('topic = "out"', 'table = "t"\ndatabase = "d"\n[[outputs.all.sinks]]\ntable = "delta:/u"'),
+            "outputs.all.sinks: a lake table decides by its own commit",
+        ),
+        (
             ('topic = "out"', 'table = "t"\ndatabase = "d"\nwrite = "upsert"'),
             "outputs.all.sinks[0].keys: the key columns",
         ),
@@ -240,3 +252,18 @@ def test_all_problems_come_at_once() -> None:
 def test_a_syntax_error_has_file_and_line() -> None:
     with pytest.raises(BadConfig, match=r"p\.toml: .*line 2, column"):
         parse_definition('name = "x"\ncheckpoint = \n', "p.toml")
+
+
+def test_a_lake_table_is_beside_the_file_and_decides_for_its_output() -> None:
+    """A relative place is one of the file's folder, as the checkpoint is."""
+    text = SMALLEST.replace(
+        'topic = "out"',
+        'topic = "out"\n[[outputs.all.sinks]]\ntable = "delta:lake/rows"\nmerge-schema = true\n'
+        'storage-options = {AWS_REGION = "eu"}',
+    )
+    (output,) = parse_definition(text, "copy.toml").resolve_paths("/home/a").outputs
+    sink = output.sinks[1]
+    assert isinstance(sink, TableSink)
+    assert sink.table == output.database == "delta:/home/a/lake/rows"
+    assert sink.merge_schema
+    assert sink.storage_options == {"AWS_REGION": "eu"}

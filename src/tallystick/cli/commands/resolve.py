@@ -1,7 +1,7 @@
 """`tallystick transactions resolve`: looks up decisions, and completes their transactions in Kafka.
 
 Decisions of writers are in their database (`--store`). Those of a Spark query (`--prefix`) are in Kafka, or
-in the database of its tables (`--prefix` and `--store`).
+in the database of its tables or in a lake table (`--prefix` and `--store`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ def resolve_command(
         typer.Option(
             "--store",
             metavar="URL",
-            help="The database that decides: SQLAlchemy's URL, rocksdb:///FOLDER or zookeeper://HOSTS/ROOT.",
+            help="What decides: SQLAlchemy's URL, rocksdb:///FOLDER, zookeeper://HOSTS/ROOT, delta:/FOLDER.",
         ),
     ] = None,
     prefix: Annotated[

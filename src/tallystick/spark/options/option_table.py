@@ -244,7 +244,7 @@ OPTIONS: Final = (
         name="resume.from.database",
         values="URL",
         queries=_STREAM,
-        doc="The `database` of `foreach_batch`, if it keeps the decisions.",
+        doc="The `database` of `foreach_batch`, or its lake table, if it keeps the decisions.",
     ),
     *_build_format_options("key"),
     *_build_format_options("value"),

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from tallystick.kernel.value import Value
+from tallystick.lake.names import find_url_problem, is_table_url
 
 WriteMode = Literal["append", "upsert"]
 _WRITE_MODES: Final = ("append", "upsert")
@@ -28,7 +29,9 @@ class ToTopic(Value, kw_only=True):
 class ToTable(Value, kw_only=True):
     """A table: it gets each row of the batch, or each row where `where` holds; see `to_table`.
 
-    columns  name in the table, and expression; None for the columns of the batch
+    columns          name in the table, and expression; None for the columns of the batch
+    merge_schema     columns that a lake table lacks are added to it
+    storage_options  of a lake table
     """
 
     table: str
@@ -36,6 +39,13 @@ class ToTable(Value, kw_only=True):
     write: WriteMode = "append"
     keys: tuple[str, ...] = ()
     where: str | None = None
+    merge_schema: bool = False
+    storage_options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_lake_table(self) -> bool:
+        """True for a table that is a URL, like `delta:/lake/delays`: its commit is the decision."""
+        return is_table_url(self.table)
 
     @property
     def schema(self) -> str | None:
@@ -82,17 +92,22 @@ def to_table(
     write: WriteMode = "append",
     keys: Sequence[str] = (),
     where: str | None = None,
+    merge_schema: bool = False,
+    storage_options: Mapping[str, str] | None = None,
 ) -> ToTable:
-    """Write rows to an existing table of the database.
+    """Write rows to an existing table: of the database, or of a lake.
 
     Args:
-        table: its name, or `schema.name`.
+        table: its name, or `schema.name`; or the URL of a lake table, like `delta:/lake/delays`, whose
+            commit then is the decision, so that the query has no other table.
         columns: the table's columns, each with its Spark SQL expression, or only the names if the batch has
             columns of those names; without it, every column of the batch.
         write: "append", or "upsert": a row whose keys are in the table replaces the row there.
-        keys: for an upsert, the columns of a unique constraint or of the primary key. Two rows of a batch
-            with the same keys are refused.
+        keys: for an upsert, the columns of a unique constraint or of the primary key; any columns of a lake
+            table. Two rows of a batch with the same keys are refused.
         where: boolean; selects the rows.
+        merge_schema: add columns that a lake table lacks, instead of refusing the batch.
+        storage_options: for the storage of a lake table, by the names of its library.
     """
     expressions = (
         columns if columns is None or isinstance(columns, Mapping) else {c: quote_column(c) for c in columns}
@@ -103,7 +118,14 @@ def to_table(
         write=write,
         keys=tuple(keys),
         where=where,
+        merge_schema=merge_schema,
+        storage_options=tuple(sorted((storage_options or {}).items())),
     )
+
+
+def find_lake_table(sinks: Sequence[object]) -> ToTable | None:
+    """Return the lake table among the sinks, whose commit is the decision; None if there is none."""
+    return next((sink for sink in sinks if isinstance(sink, ToTable) and sink.is_lake_table), None)
 
 
 def quote_column(column: str) -> str:
@@ -117,13 +139,17 @@ def find_sink_problems(sinks: Sequence[object], database: str | None) -> Iterato
     for sink in sinks:
         if not isinstance(sink, Sink):
             yield f"{sink!r}: is no sink: to_topic(...) and to_table(...) make them"
-    if tables and database is None:
+    if find_lake_table(tables) is not None:
+        yield from _find_lake_problems(tables, database)
+    elif tables and database is None:
         yield "database: required by to_table, the URL that SQLAlchemy takes"
     names = [sink.table for sink in tables]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"table {name}: written to by two sinks; make it one"
     for sink in tables:
         at = f"table {sink.table}"
+        if not sink.is_lake_table and (sink.merge_schema or sink.storage_options):
+            yield f"{at}: merge_schema and storage_options are for tables of a lake"
         if sink.write not in _WRITE_MODES:
             yield f"{at}: write is {sink.write!r}, and must be one of {', '.join(_WRITE_MODES)}"
         elif sink.write == "upsert" and not sink.keys:
@@ -135,3 +161,18 @@ def find_sink_problems(sinks: Sequence[object], database: str | None) -> Iterato
             yield from (
                 f"{at}: key {key} is none of its columns" for key in sink.keys if key not in column_names
             )
+
+
+def _find_lake_problems(tables: Sequence[ToTable], database: str | None) -> Iterator[str]:
+    """Yield the problems of sinks with a lake table: its commit decides, and nothing else can."""
+    if database is not None:
+        yield "database: one place decides, and here it is the commit of the lake table: leave it out"
+    for sink in tables:
+        problem = find_url_problem(sink.table) if sink.is_lake_table else None
+        if problem is not None:
+            yield problem
+    if len(tables) > 1:
+        yield (
+            f"tables {', '.join(sink.table for sink in tables)}: a batch is decided by the commit of one "
+            "lake table, and two tables have no commit in common. Write the others from a query of their own"
+        )

@@ -62,12 +62,14 @@ def note_key(prefix: str) -> bytes:
 class DecisionState(Value, kw_only=True):
     """The state of a prefix in the log: its last decision, and whether that is known to be completed.
 
-    note  the cluster's note of the last decision, where decisions are in a database
+    note             the cluster's note of the last decision, where decisions are in a database
+    completed_nonce  of the last decision that the cluster was told is completed, beside a note
     """
 
     decision: Decision | None = None
     is_complete: bool = False
     note: DecisionNote | None = None
+    completed_nonce: str | None = None
 
 
 class _KeyKind(Enum):
@@ -103,7 +105,7 @@ class _PrefixFold:
         """State of the prefix. Raises: BadCommittable."""
         note = decode_decision_note(self.note_bytes) if self.note_bytes else None
         if not self.decision_bytes:
-            return DecisionState(note=note)
+            return DecisionState(note=note, completed_nonce=self.completed_nonce if note else None)
         if self._decoded_decision is None or self._decoded_decision[0] != self.decision_bytes:
             self._decoded_decision = self.decision_bytes, decode_decision(self.decision_bytes)
         decision = self._decoded_decision[1]

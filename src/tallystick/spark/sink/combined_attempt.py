@@ -1,5 +1,7 @@
 """One task attempt for several sinks: it prepares one transaction of records, and stages the rows of tables.
 
+The rows of a lake table become data files, which are finished before the attempt votes.
+
 It is `run_attempt` for several topics and tables: it checks the lease at the same places, and returns the
 same vote, with a tally for each sink.
 """
@@ -7,7 +9,7 @@ same vote, with a tally for each sink.
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from secrets import token_hex
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +17,10 @@ import pyarrow as pa
 from tallystick.client.blocking.producer import Producer
 from tallystick.kernel.check import require
 from tallystick.kernel.value import Value
+from tallystick.lake.data_files import DataFileWriter
 from tallystick.spark import sink as spark_sink
 from tallystick.spark import tracing
+from tallystick.spark.decisions.lake_row import encode_files
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
 from tallystick.spark.protocol.committable import (
@@ -31,6 +35,7 @@ from tallystick.spark.protocol.decide import TaskAction, plan_task
 from tallystick.spark.protocol.errors import SinkError
 from tallystick.spark.sink.attempt import check_lease, open_producer
 from tallystick.spark.sink.context import OpenContext, get_sink_context
+from tallystick.spark.sink.lake_batch import LakeTarget, drop_hash, open_data_files
 from tallystick.spark.sink.projection import HASH_COLUMN
 
 if TYPE_CHECKING:
@@ -50,12 +55,12 @@ class CombinedTask(Value, kw_only=True):
     lease: BatchLease
     job: MicroBatch
     sinks: tuple[Sink, ...]
-    database: "DecisionDatabase | None"
+    store: "DecisionDatabase | LakeTarget | None"
     open_context: OpenContext = get_sink_context
     trace_carrier: tracing.Carrier = tracing.NO_CARRIER
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row: the vote and the name of the attempt.
+        """Yield one row: the vote, and the name of the attempt or its data files.
 
         Args:
             batches: one column of structs for each sink, as `project_sinks` makes them.
@@ -97,7 +102,7 @@ class CombinedTask(Value, kw_only=True):
             began_ms=self.lease.began_ms,
             last_nonce=self.lease.last_nonce,
         )
-        return vote, attempt.name
+        return vote, attempt.moves
 
 
 class _CombinedAttempt:
@@ -110,17 +115,32 @@ class _CombinedAttempt:
         self._transactional_id = ""
         self._staged_row_counts: dict[str, int] = {}
         self._staging_tables: dict[str, StagingTable] = {}
+        self._data_files: DataFileWriter | None = None
+        self.moves = self.name
 
     def write(self, number: int, rows: pa.RecordBatch) -> None:
         match self._task.sinks[number]:
             case ToTopic(topic=topic):
                 for chunk in _iter_chunks(rows):
                     self._get_producer().send_arrow(chunk.select(["key", "value", "headers"]), topic)
+            case ToTable() if isinstance(self._task.store, LakeTarget):
+                self._get_data_files(self._task.store).write(drop_hash(rows))
             case ToTable(table=table):
                 for chunk in _iter_chunks(rows):
                     first_number = self._staged_row_counts.get(table, 0)
                     self._get_staging_table(table).stage(self.name, first_number, chunk)
                     self._staged_row_counts[table] = first_number + chunk.num_rows
+
+    def _get_data_files(self, target: LakeTarget) -> DataFileWriter:
+        if self._data_files is None:
+            work = self._task
+            self._data_files = open_data_files(target, work.options.prefix, work.lease)
+            self._stack.push(self._discard_on_error)
+        return self._data_files
+
+    def _discard_on_error(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._data_files is not None:
+            self._data_files.discard()
 
     def _get_staging_table(self, table: str) -> "StagingTable":
         if not self._staging_tables:
@@ -129,10 +149,14 @@ class _CombinedAttempt:
             self._staging_tables = {
                 each.sink.table: each
                 for each in spark_sink.database_context.get_staging_tables(
-                    work.options.prefix, require(work.database, "a sink with tables has a database"), tables
+                    work.options.prefix, self._require_database(), tables
                 )
             }
         return self._staging_tables[table]
+
+    def _require_database(self) -> "DecisionDatabase":
+        store = self._task.store
+        return cast("DecisionDatabase", require(store, "a sink with tables has a database"))
 
     def _get_producer(self) -> Producer:
         if self._producer is None:
@@ -146,6 +170,9 @@ class _CombinedAttempt:
 
     def prepare(self) -> tuple[Participant | None, str]:
         """Prepare the transaction; return it and its mode, or None and an empty mode without records."""
+        if isinstance(self._task.store, LakeTarget):
+            # Before the prepare: a data file that cannot be finished aborts the transaction.
+            self.moves = encode_files(() if self._data_files is None else self._data_files.finish())
         producer = self._producer
         if producer is None:
             return None, ""

@@ -1,38 +1,31 @@
 """The station of a prefix whose decisions are in a database row. Imported only for a query with a database.
 
 It needs SQLAlchemy 2 and a driver of the database: the extra `sql`.
-
-    found = resolve_rows("pipeline.flights", {"bootstrap.servers": "localhost:9092"}, "postgresql://…")
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from tallystick.client.net.cluster import Cluster
-from tallystick.kernel.value import Value, replace
+from tallystick.kernel.value import Value
 from tallystick.spark.decisions.database import DecisionDatabase, get_engine, resolve_database
-from tallystick.spark.decisions.row import DatabaseDecisionLog, DatabaseParticipants, DecisionRow
+from tallystick.spark.decisions.row import DecisionRow
 from tallystick.spark.decisions.staging import StagingTable
+from tallystick.spark.decisions.store_log import DatabaseDecisionLog, DatabaseParticipants
 from tallystick.spark.decisions.topic import DecisionTopic
 from tallystick.spark.options.sink_options import TRANSACTION_TIMEOUT_MS, SinkOptions
 from tallystick.spark.options.sinks import ToTable
-from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.decide import TIMEOUT_MARGIN_DIVISOR
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
 from tallystick.spark.sink.context import SinkContext
-from tallystick.spark.sink.recovery import PrefixStatus, build_options, read_and_close, resolve_and_close
 
 __all__ = [
     "DatabaseSinkContext",
     "OpenDatabaseContext",
     "get_engine",
     "get_staging_tables",
-    "read_last_decision",
     "resolve_database",
-    "resolve_rows",
-    "with_database_suffix",
 ]
 
 CreateDatabaseContext = Callable[[SinkOptions, DecisionDatabase, tuple[ToTable, ...]], "DatabaseSinkContext"]
@@ -80,38 +73,3 @@ def get_staging_tables(
     if key not in _STAGING_TABLES:
         _STAGING_TABLES[key] = tuple(StagingTable(get_engine(where), prefix, each) for each in tables)
     return _STAGING_TABLES[key]
-
-
-def with_database_suffix(options: SinkOptions) -> SinkOptions:
-    """Add the suffix to the prefix, so that readers of the decision topic do not end a database's batches."""
-    return replace(options, prefix=options.prefix + DATABASE_SUFFIX)
-
-
-def resolve_rows(
-    prefix: str, client: Mapping[str, str], database: str, *, dry_run: bool = False, retire: bool = False
-) -> PrefixStatus:
-    """Complete or abort the transactions of a `foreach_batch` query with a database that will not restart.
-
-    It does for such a query what `resolve` does for others.
-
-    Args:
-        prefix: the query's prefix.
-        client: the query's producer settings by Kafka's names, and `tallystick.modes`.
-        database: the query's database URL.
-        dry_run: only look, and change nothing.
-        retire: also forget the decision, so that a new query may begin under the prefix.
-    Returns: the state before any change.
-    Raises: BadConfig; DecisionBroken without `retire`; errors of client and database.
-    """
-    return resolve_and_close(_open_context(prefix, client, database), dry_run=dry_run, retire=retire)
-
-
-def read_last_decision(prefix: str, client: Mapping[str, str], database: str) -> Decision | None:
-    """Return a prefix's last decision, for a query that begins where it ended. Raises: as `resolve_rows`."""
-    return read_and_close(_open_context(prefix, client, database))
-
-
-def _open_context(prefix: str, client: Mapping[str, str], database: str) -> DatabaseSinkContext:
-    return DatabaseSinkContext(
-        with_database_suffix(build_options(prefix, client)), resolve_database(database), ()
-    )

@@ -8,8 +8,9 @@
     )).start()
 
 The coordinator, the leases and the votes are those of the data source. With a database the decision is one of
-its rows (`row`), and the tasks stage the tables' rows (`staging`). A batch is one Spark action, a `collect`
-of votes: it runs the whole plan once, even for a batch that was decided before (SPARK-52008).
+its rows (`row`), and the tasks stage the tables' rows (`staging`). With a lake table the decision is one of
+its commits (`lake_row`), and the tasks write its data files (`lake.data_files`). A batch is one Spark action,
+a `collect` of votes: it runs the whole plan once, even for a batch that was decided before (SPARK-52008).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -29,6 +30,7 @@ from tallystick.spark.options.sinks import (
     StagedMoves,
     ToTable,
     ToTopic,
+    find_lake_table,
     find_sink_problems,
     quote_column,
 )
@@ -37,8 +39,11 @@ from tallystick.spark.runtime.versions import SparkFeature, check_feature
 from tallystick.spark.sink import foreach_topic
 from tallystick.spark.sink.combined_attempt import CombinedTask
 from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
+from tallystick.spark.sink.lake_batch import LakeTarget, locate_table, prepare_target
+from tallystick.spark.sink.lake_context import CreateLakeContext, LakeSinkContext, OpenLakeContext
 from tallystick.spark.sink.lease_handover import keep_in_memory, remove_lease
 from tallystick.spark.sink.projection import project_sinks
+from tallystick.spark.sink.recovery import with_database_suffix
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,16 +63,13 @@ class ForeachBatch(Value, kw_only=True):
     query_id: str | None
     open_context: OpenContext = get_sink_context
     create_database_context: "CreateDatabaseContext | None" = None
+    create_lake_context: CreateLakeContext = LakeSinkContext
 
     def __call__(self, frame: "DataFrame", batch_id: int) -> None:
         check_feature(SparkFeature.FOREACH_BATCH, pyspark.__version__)
-        where = (
-            None
-            if self.database_url is None
-            else spark_sink.database_context.resolve_database(self.database_url)
-        )
         sinks = tuple(_fill_columns(sink, frame.columns) for sink in self.sinks)
         rows = project_sinks(frame, sinks)
+        where = self._find_store(sinks, rows)
         context = self._open_context(where, sinks)
         job = MicroBatch(foreach_topic.find_query_id(frame, self.query_id), batch_id)
         tracing.set_up(self.options.tracing_setup)
@@ -79,7 +81,7 @@ class ForeachBatch(Value, kw_only=True):
         context: SinkContext,
         job: MicroBatch,
         sinks: tuple[Sink, ...],
-        where: "DecisionDatabase | None",
+        where: "DecisionDatabase | LakeTarget | None",
         rows: "DataFrame",
     ) -> list[Vote]:
         lease = context.begin(query_id=job.query_id, resuming=read_query_start(self.options, job.query_id))
@@ -88,7 +90,7 @@ class ForeachBatch(Value, kw_only=True):
             lease=lease,
             job=job,
             sinks=sinks,
-            database=where,
+            store=where,
             open_context=self.open_context,
             trace_carrier=tracing.carry(),
         )
@@ -102,7 +104,7 @@ class ForeachBatch(Value, kw_only=True):
             ]
             votes = [vote for vote, _ in staged_votes]
             if where is not None:
-                cast("DatabaseSinkContext", context).decision_log.set_staged_moves(
+                cast("DatabaseSinkContext | LakeSinkContext", context).decision_log.set_staged_moves(
                     lease.nonce, _collect_staged_moves(sinks, staged_votes)
                 )
             context.commit(votes, read_end_offsets(self.options.checkpoint, job.batch_id))
@@ -113,9 +115,27 @@ class ForeachBatch(Value, kw_only=True):
             raise
         return votes
 
-    def _open_context(self, where: "DecisionDatabase | None", sinks: tuple[Sink, ...]) -> SinkContext:
+    def _find_store(
+        self, sinks: tuple[Sink, ...], rows: "DataFrame"
+    ) -> "DecisionDatabase | LakeTarget | None":
+        """Return the place of the decision, checked against the batch. Raises: BadConfig, LakeErrors."""
+        table = find_lake_table(sinks)
+        if table is not None:
+            return prepare_target(locate_table(table), table, rows, sinks.index(table))
+        if self.database_url is None:
+            return None
+        return spark_sink.database_context.resolve_database(self.database_url)
+
+    def _open_context(
+        self, where: "DecisionDatabase | LakeTarget | None", sinks: tuple[Sink, ...]
+    ) -> SinkContext:
         if where is None:
             return self.open_context(self.options)
+        if isinstance(where, LakeTarget):
+            open_lake = OpenLakeContext(location=where.location, create=self.create_lake_context)
+            context = get_sink_context(self.options, open_lake)
+            cast(LakeSinkContext, context).lake_row.expect_batch(where.definition, where.keys)
+            return context
         tables = tuple(each for each in sinks if isinstance(each, ToTable))
         open_context = spark_sink.database_context.OpenDatabaseContext
         make = {} if self.create_database_context is None else {"create": self.create_database_context}
@@ -133,7 +153,8 @@ def foreach_batch(
     Args:
         options: the sink's options (docs/spark.md); `topic` only without sinks.
         sinks: `to_topic(...)` and `to_table(...)`. Without any, the batch has the columns of the data
-            source's sink, and the options are its options.
+            source's sink, and the options are its options. A table of a lake, `to_table("delta:...")`, is
+            the only table of its query, and needs no database.
         database: the SQLAlchemy URL of the database with the tables and the decisions: PostgreSQL, MariaDB,
             MySQL, or SQLite if all tasks run on the driver's host.
         query_id: an id that is the same in all runs on one checkpoint, and different for each checkpoint.
@@ -157,8 +178,8 @@ def foreach_batch(
         problems += str(exc).splitlines()
     if problems or sink_options is None:
         raise BadConfig("\n".join(problems))
-    if database is not None:
-        sink_options = spark_sink.database_context.with_database_suffix(sink_options)
+    if database is not None or find_lake_table(sinks) is not None:
+        sink_options = with_database_suffix(sink_options)
     return ForeachBatch(options=sink_options, sinks=sinks, database_url=database, query_id=query_id)
 
 

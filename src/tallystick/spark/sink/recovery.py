@@ -10,11 +10,12 @@ no timeout, so nothing else ends them.
 from collections.abc import Mapping
 
 from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import replace
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.coordinator import PrefixStatus
-from tallystick.spark.protocol.transactional_ids import find_prefix_problems
+from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX, find_prefix_problems
 from tallystick.spark.sink.context import SinkContext
 
 __all__ = ["PrefixStatus", "read_last_decision", "resolve"]
@@ -79,3 +80,8 @@ def resolve_and_close(context: SinkContext, *, dry_run: bool, retire: bool) -> P
         return status
     finally:
         context.close()
+
+
+def with_database_suffix(options: SinkOptions) -> SinkOptions:
+    """Add the suffix to the prefix, so that readers of the decision topic do not end a table's batches."""
+    return replace(options, prefix=options.prefix + DATABASE_SUFFIX)

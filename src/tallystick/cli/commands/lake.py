@@ -1,0 +1,81 @@
+"""`tallystick lake`: looks after tables of a lake that decide batches."""
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+from tallystick.cli.cluster_command import confirm
+from tallystick.cli.exits import ExitCode
+from tallystick.cli.tables import OutputFormat, Row, print_rows
+from tallystick.kernel.settings import BadConfig
+from tallystick.lake.names import parse_table_url
+from tallystick.lake.opening import LakeLocation, open_table
+from tallystick.lake.orphans import OrphanReport
+from tallystick.lake.sweeping import look_for_orphans, remove_orphans
+from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+
+_COLUMNS: Final = ("File", "Bytes", "State", "Result")
+
+
+@app.callback()
+def lake() -> None:
+    """Look after tables of a lake whose commits are decisions."""
+
+
+@app.command(name="vacuum-orphans")
+def vacuum_orphans(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Its URL, like delta:/lake/delays.")],
+    *,
+    prefix: Annotated[
+        list[str] | None,
+        typer.Option(help="Only files of this query's transactional.id.prefix. Repeatable."),
+    ] = None,
+    storage_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="For the storage, by its library's names. Repeatable."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the files; remove none.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    output: Annotated[OutputFormat, typer.Option(help="For people or for programs.")] = OutputFormat.TABLE,
+) -> None:
+    """Remove data files that attempts have left and that no commit will ever name.
+
+    Files of a batch that may still be decided are kept: their query has not been claimed again since. So are
+    files of other writers, which the table's own VACUUM looks after.
+    """
+    location = LakeLocation(url=parse_table_url(table), storage_options=_parse_options(storage_option or ()))
+    opened = open_table(location)
+    keys = None if prefix is None else [each + DATABASE_SUFFIX for each in prefix]
+    report = look_for_orphans(opened, keys)
+    if report.orphans and not dry_run:
+        size_bytes = sum(report.orphans.values())
+        confirm(f"Remove {len(report.orphans)} files, {size_bytes} bytes, from {table}?", yes=yes)
+        remove_orphans(opened, report)
+    print_rows(_COLUMNS, _describe(report, dry_run=dry_run), output)
+    raise typer.Exit(ExitCode.HANGING if dry_run and report.orphans else ExitCode.DONE)
+
+
+def _describe(report: OrphanReport, *, dry_run: bool) -> list[Row]:
+    orphans: list[Row] = [
+        {"File": path, "Bytes": size, "State": "orphan", "Result": "" if dry_run else "removed"}
+        for path, size in report.orphans.items()
+    ]
+    others: list[Row] = [
+        {"File": path, "Bytes": None, "State": state, "Result": "kept"}
+        for paths, state in (
+            (report.live, "of the last claim: may still be decided"),
+            (report.ownerless, "of a prefix that the table's log no longer tells of"),
+        )
+        for path in paths
+    ]
+    return [*orphans, *others]
+
+
+def _parse_options(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    problems = [word for word in words if "=" not in word]
+    if problems:
+        raise BadConfig(f"--storage-option: {', '.join(problems)}: is not NAME=VALUE")
+    return tuple(sorted((name, text) for name, _, text in (word.partition("=") for word in words)))

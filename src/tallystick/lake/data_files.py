@@ -1,0 +1,229 @@
+"""Data files of one attempt: Arrow batches in, finished Parquet files out.
+
+Rows are kept until a row group is full, and a file is closed when it has its size: one file for each value of
+the partition columns. A file is durable when it is finished; no commit names it before. The attempt that
+fails removes its files; what a killed process leaves is an orphan (`orphans`).
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from datetime import date
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tallystick.kernel.value import Value
+from tallystick.lake.errors import SchemaDiffers
+from tallystick.lake.names import format_data_file_name
+from tallystick.lake.ports import DataFile
+from tallystick.lake.schema import TableDefinition
+from tallystick.lake.storage import Storage
+
+ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
+FILE_BYTES: Final = 128 * 1024 * 1024
+# Rows of all partitions that are in memory; then the largest one is written.
+BUFFER_BYTES: Final = 64 * 1024 * 1024
+
+_STATISTICS_COLUMNS_MAX: Final = 32
+_STATISTICS_TEXT_MAX: Final = 32
+
+PartitionKey = tuple[str | None, ...]
+
+
+class AttemptName(Value, kw_only=True):
+    """The parts of the names of an attempt's files."""
+
+    key: str
+    owner: str
+    attempt: str
+
+
+class _OpenFile:
+    """A file that is being written, and the rows that wait for its next row group."""
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.waiting_bytes = 0
+        self.sink: pa.BufferOutputStream | Any = None
+        self.writer: pq.ParquetWriter | None = None
+        self.metadata: list[pq.FileMetaData] = []
+        self.path = ""
+
+
+class DataFileWriter:
+    """The writer of one attempt. It belongs to one thread."""
+
+    def __init__(self, storage: Storage, definition: TableDefinition, name: AttemptName) -> None:
+        self._storage, self._definition, self._name = storage, definition, name
+        self._open_files: dict[PartitionKey, _OpenFile] = {}
+        self._buffered_bytes = 0
+        self._paths: list[str] = []
+        self._files: list[DataFile] = []
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Take rows with columns of the table. Raises: SchemaDiffers for a null where none may be."""
+        for key, part in self._split(rows):
+            file = self._open_files.setdefault(key, _OpenFile())
+            file.batches.append(part)
+            file.waiting_bytes += part.nbytes
+            self._buffered_bytes += part.nbytes
+            if file.waiting_bytes >= ROW_GROUP_BYTES:
+                self._write_row_group(key)
+        while self._buffered_bytes >= BUFFER_BYTES:
+            self._write_row_group(max(self._open_files, key=lambda key: self._open_files[key].waiting_bytes))
+
+    def finish(self) -> tuple[DataFile, ...]:
+        """Close all files; they are durable when this returns."""
+        for key in list(self._open_files):
+            self._write_row_group(key)
+            self._close(key)
+        return tuple(self._files)
+
+    def discard(self) -> None:
+        """Remove the files, as far as that is possible: what stays is an orphan."""
+        for file in self._open_files.values():
+            if file.writer is not None:
+                file.writer.close()
+                file.sink.close()
+        for path in self._paths:
+            self._storage.try_remove(path)
+
+    # ---- rows
+
+    def _split(self, rows: pa.RecordBatch) -> Iterator[tuple[PartitionKey, pa.RecordBatch]]:
+        """Yield the rows of each partition in the table's types, without the partition's columns."""
+        rows = self._convert(rows)
+        columns = self._definition.partition_columns
+        if not columns:
+            yield (), rows
+            return
+        values = [_format_partition_values(rows, name) for name in columns]
+        stored = [name for name in rows.schema.names if name not in columns]
+        keys = pa.StructArray.from_arrays(values, names=list(columns)).to_pylist()
+        groups: dict[PartitionKey, list[int]] = {}
+        for at, key in enumerate(keys):
+            groups.setdefault(tuple(key.values()), []).append(at)
+        for partition, places in groups.items():
+            part = rows.select(stored)
+            yield partition, part if len(groups) == 1 else part.take(pa.array(places))
+
+    def _convert(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        fields, arrays = [], []
+        for field in self._definition.schema:
+            if field.name not in rows.schema.names:
+                continue
+            array = rows.column(field.name).cast(field.type)
+            if not field.nullable and array.null_count:
+                raise SchemaDiffers(
+                    f"column {field.name} may not be null, and {array.null_count} rows of this batch have "
+                    "none. Nothing of it was decided"
+                )
+            fields.append(field)
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    # ---- files
+
+    def _write_row_group(self, key: PartitionKey) -> None:
+        file = self._open_files[key]
+        if not file.batches:
+            return
+        table = pa.Table.from_batches(file.batches)
+        if file.writer is None:
+            self._open(file, table.schema)
+        writer = file.writer
+        assert writer is not None
+        writer.write_table(table, row_group_size=table.num_rows)
+        self._buffered_bytes -= file.waiting_bytes
+        file.batches, file.waiting_bytes = [], 0
+        if file.sink.tell() >= FILE_BYTES:
+            self._close(key)
+
+    def _open(self, file: _OpenFile, schema: pa.Schema) -> None:
+        name = self._name
+        file.path = format_data_file_name(name.key, name.owner, name.attempt, len(self._paths))
+        self._paths.append(file.path)
+        file.sink = self._storage.create(file.path)
+        file.writer = pq.ParquetWriter(
+            file.sink, schema, compression="zstd", version="2.6", metadata_collector=file.metadata
+        )
+
+    def _close(self, key: PartitionKey) -> None:
+        file = self._open_files.pop(key)
+        if file.writer is None:
+            return
+        file.writer.close()
+        size_bytes = self._storage.finish(file.path, file.sink)
+        (metadata,) = file.metadata
+        self._files.append(
+            DataFile(
+                path=file.path,
+                size_bytes=size_bytes,
+                row_count=metadata.num_rows,
+                partition=dict(zip(self._definition.partition_columns, key, strict=True)),
+                statistics=json.dumps(collect_statistics(metadata)),
+                written_ms=time.time_ns() // 1_000_000,
+            )
+        )
+
+
+def _format_partition_values(rows: pa.RecordBatch, name: str) -> pa.Array:
+    """Return the values of a partition column as the format writes them.
+
+    Raises: SchemaDiffers for an empty text, which reads back as null (Delta's protocol, "Partition Value
+        Serialization").
+    """
+    values = rows.column(name).cast(pa.string())
+    if pc.any(pc.equal(values, "")).as_py():
+        raise SchemaDiffers(
+            f"partition column {name} is an empty text in some rows, and would be read back as null. "
+            "Nothing of this batch was decided"
+        )
+    return values
+
+
+# ------------------------------------------------------------------------------------ statistics
+
+
+def collect_statistics(metadata: pq.FileMetaData) -> Mapping[str, object]:
+    """Return the statistics of a file: rows, and for plain columns minimum, maximum and nulls.
+
+    Only what bounds the values exactly is given: no float (NaN is in no order), no timestamp (Delta keeps
+    milliseconds), and no text so long that the log would carry it.
+
+    Source: Delta's protocol, "Per-file Statistics".
+    """
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    schema = metadata.schema
+    for number in range(min(metadata.num_columns, _STATISTICS_COLUMNS_MAX)):
+        column = schema.column(number)
+        if column.path != column.name or column.max_repetition_level:
+            continue
+        parts = [
+            metadata.row_group(group).column(number).statistics for group in range(metadata.num_row_groups)
+        ]
+        if any(part is None or not part.has_null_count for part in parts):
+            continue
+        nulls[column.name] = sum(part.null_count for part in parts)
+        bounds = [(part.min, part.max) for part in parts if part.has_min_max]
+        if len(bounds) < sum(part.num_values > 0 for part in parts) or not bounds:
+            continue
+        low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
+        if all(map(_is_plain, (low, high))):
+            least[column.name], most[column.name] = _to_json(low), _to_json(high)
+    return {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _STATISTICS_TEXT_MAX
+    return isinstance(value, (int, bool)) or type(value) is date
+
+
+def _to_json(value: Any) -> object:
+    return value.isoformat() if type(value) is date else value

@@ -1,0 +1,356 @@
+"""A Delta table through delta-rs (`deltalake`). The only module that knows its API.
+
+An entry is in the `commitInfo` of its commit, as `tallystick`. The application transaction of its key,
+`tallystick:<key>`, has the version of that commit: it stays in checkpoints, so the newest version of the
+table always tells where the entry is, whatever other writers have committed since. The entry itself is there
+as long as the log keeps that commit (`delta.logRetentionDuration`, by default 30 days); after that the table
+still knows that something was decided, and reading raises EntryLost [LAK-2].
+
+`max_commit_retries=0` is what makes a commit become the next version or fail: with it, delta-rs does not
+check for conflicts and does not rebase, but writes the entry of one version with "create if absent"
+(delta-rs, crates/core/src/kernel/transaction/mod.rs, at 2c996fa9). Should it ever merge, the conflict checker
+refuses a commit whose application id an interim commit has moved (`ConcurrentTransaction`). Both are pinned
+by tests/integration/test_lake_delta.py.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.schema import Schema as DeltaSchema
+from deltalake.transaction import AddAction
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.lake.entries import (
+    METADATA_KEY,
+    CommitOutcome,
+    LakeEntry,
+    decode_entry,
+    encode_entry,
+    judge_outcome,
+)
+from tallystick.lake.errors import BadEntry, EntryLost, TableBusy, UnusableTable
+from tallystick.lake.names import TableUrl, find_unsafe_options, format_application_id
+from tallystick.lake.ports import DataFile, TableFiles, TableState
+from tallystick.lake.schema import TableDefinition, find_added_columns
+from tallystick.lake.storage import Storage, open_storage
+from tallystick.lake.upserts import find_key_problem, format_assignments, format_key_predicate
+
+_log = logging.getLogger("tallystick.lake")
+
+_LOG_FOLDER: Final = "_delta_log"
+_MIN_WRITER_WITH_FEATURES: Final = 7
+# Features that change nothing for a writer that only adds files with plain columns, or that are looked for
+# in the metadata below.
+_HARMLESS_FEATURES: Final = frozenset(
+    {
+        "appendOnly",
+        "invariants",
+        "checkConstraints",
+        "generatedColumns",
+        "identityColumns",
+        "changeDataFeed",
+        "columnMapping",
+        "deletionVectors",
+        "domainMetadata",
+        "timestampNtz",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+_COLUMN_RULES: Final = {
+    "delta.invariants": "an invariant",
+    "delta.generationExpression": "a generated value",
+    "delta.identity.start": "an identity",
+}
+_ADD_COLUMNS_ATTEMPTS: Final = 20
+
+
+class DeltaLakeTable:
+    """One Delta table of this process."""
+
+    def __init__(self, url: TableUrl, storage_options: Mapping[str, str]) -> None:
+        """Bind to the table; nothing is read yet. Raises: BadConfig for storage that does not fence."""
+        unsafe = find_unsafe_options({**_read_environment(), **storage_options})
+        if unsafe:
+            raise BadConfig(
+                f"table {url}: {', '.join(unsafe)}: with it, a commit may overwrite that of another writer, "
+                "so that two drivers may both decide. Take it away; S3 and its kin create a log entry only "
+                "if it is absent"
+            )
+        self._url = url
+        self._options = dict(storage_options)
+        self._lock = Lock()
+        self._table: DeltaTable | None = None
+        self._entries: dict[int, LakeEntry] = {}
+        self.storage: Storage = open_storage(url)
+
+    @property
+    def url(self) -> str:
+        return str(self._url)
+
+    # ---- reading
+
+    def read(self, key: str, *, accepts_loss: bool = False) -> TableState:
+        with self._lock:
+            table = self._refresh()
+            version = table.version()
+            try:
+                entry = self._read_entry(table, key)
+            except EntryLost:
+                if not accepts_loss:
+                    raise
+                entry = None
+            return TableState(version=version, entry=entry, definition=_define(table))
+
+    def read_definition(self) -> TableDefinition:
+        with self._lock:
+            return _define(self._refresh())
+
+    def _refresh(self) -> DeltaTable:
+        """Bring the table to its newest version. Raises: UnusableTable."""
+        try:
+            if self._table is not None:
+                try:
+                    self._table.update_incremental()
+                except DeltaError as exc:  # the log may have been cleaned up behind its version
+                    _log.info("%s: read anew: %s", self._url, exc)
+                    self._table = None
+            if self._table is None:
+                self._table = DeltaTable(self._url.place, storage_options=self._options or None)
+        except TableNotFoundError as exc:
+            raise UnusableTable(
+                f"table {self._url}: does not exist, and the sink does not create it. Create it first: "
+                "DeltaTable.create(...) of deltalake, or CREATE TABLE ... USING delta"
+            ) from exc
+        return self._table
+
+    def _read_entry(self, table: DeltaTable, key: str) -> LakeEntry | None:
+        """Return the entry of a key [LAK-2]. Raises: EntryLost, BadEntry."""
+        version = table.transaction_version(format_application_id(key))
+        if version is None:
+            return None
+        if version in self._entries and self._entries[version].key == key:
+            return self._entries[version]
+        text = self.storage.read(_name_log_entry(version))
+        entry = None if text is None else _find_entry(text)
+        if entry is None or entry.key != key:
+            raise EntryLost(
+                f"table {self._url}: version {version} has what was decided last under {key!r}, and the "
+                "table's log no longer has that commit, or has another one: it was cleaned up "
+                "(delta.logRetentionDuration), or the table was restored from a copy. Nothing was changed. "
+                "Bring the log entry back. If it is gone, `tallystick transactions resolve --prefix ... "
+                "--store ... --retire` accepts that and aborts what is open, so that rows of the last batch "
+                "may be in the table and not in the topics: compare them, then begin with onNewPrefix=adopt"
+            )
+        self._make_durable(version, text or b"")  # its writer may have died before it was on the disk
+        self._entries = {**dict(list(self._entries.items())[-7:]), version: entry}
+        return entry
+
+    # ---- committing
+
+    def commit(
+        self, version: int, entry: LakeEntry, files: Sequence[DataFile], keys: Sequence[str] = ()
+    ) -> CommitOutcome:
+        with self._lock:
+            table = self._table
+            if table is None or table.version() != version:
+                return CommitOutcome.BEATEN
+            next_version = version + 1
+            properties = CommitProperties(
+                custom_metadata={METADATA_KEY: encode_entry(entry)},
+                max_commit_retries=0,
+                app_transactions=[Transaction(format_application_id(entry.key), next_version)],
+            )
+            try:
+                if keys and files:
+                    _merge(table, self._read_rows(files), keys, properties)
+                else:
+                    _append(table, files, properties)
+            except Exception as exc:  # delta-rs raises its own classes, OSErrors and ValueErrors
+                outcome = self._look_up(next_version, entry)
+                level = logging.WARNING if outcome is CommitOutcome.UNKNOWN else logging.INFO
+                _log.log(level, "%s: version %d: %s: %s", self._url, next_version, outcome.name, exc)
+                if outcome is not CommitOutcome.COMMITTED:
+                    return outcome
+            try:
+                # Of an append, the tasks have made the files durable.
+                text = self.storage.read(_name_log_entry(next_version)) if keys and files else None
+                self._make_durable(next_version, text or b"")
+            except OSError as exc:
+                _log.warning("%s: version %d may not be on the disk yet: %s", self._url, next_version, exc)
+                return CommitOutcome.UNKNOWN
+            self._entries = {**self._entries, next_version: entry}
+            return CommitOutcome.COMMITTED
+
+    def _look_up(self, version: int, entry: LakeEntry) -> CommitOutcome:
+        try:
+            text = self.storage.read(_name_log_entry(version))
+            current = None if text is None else _find_entry(text)
+        except (OSError, BadEntry) as exc:
+            _log.warning("%s: version %d cannot be looked up: %s", self._url, version, exc)
+            return CommitOutcome.UNKNOWN
+        return judge_outcome(current, entry, exists=text is not None)
+
+    def _read_rows(self, files: Sequence[DataFile]) -> pa.Table:
+        contents = [self.storage.read(file.path) for file in files]
+        return pa.concat_tables(pq.read_table(pa.BufferReader(content)) for content in contents if content)
+
+    def _make_durable(self, version: int, text: bytes) -> None:
+        """Make a commit durable, and before it the files that its text adds."""
+        for action in _parse_actions(text):
+            if "add" in action:
+                with suppress(FileNotFoundError):  # compacted and removed since
+                    self.storage.sync(unquote(action["add"]["path"]))
+        self.storage.sync(_name_log_entry(version))
+
+    def find_key_problem(self, files: Sequence[DataFile], keys: Sequence[str]) -> str | None:
+        return find_key_problem(self._read_rows(files), keys)
+
+    def find_missing(self, files: Sequence[DataFile]) -> Sequence[str]:
+        return [each.path for each in files if self.storage.size(each.path) != each.size_bytes]
+
+    def add_columns(self, wanted: TableDefinition) -> None:
+        for _ in range(_ADD_COLUMNS_ATTEMPTS):
+            with self._lock:
+                table = self._refresh()
+                missing = find_added_columns(_define(table), wanted.schema)
+                if not missing.names:
+                    return
+                try:
+                    table.alter.add_columns(DeltaSchema.from_arrow(missing).fields)
+                except DeltaError as exc:
+                    _log.info("%s: columns were not added yet: %s", self._url, exc)
+        raise TableBusy(
+            f"table {self._url}: the columns {', '.join(wanted.schema.names)} could not be added, because "
+            "other writers commit all the time. Nothing was written"
+        )
+
+    # ---- files
+
+    def list_data_files(self) -> Mapping[str, int]:
+        try:
+            return self.storage.list("")
+        except FileNotFoundError:
+            return {}  # reading the table says so
+
+    def read_files(self) -> TableFiles:
+        with self._lock:
+            table = self._refresh()
+            referenced = set(pa.table(table.get_add_actions())["path"].to_pylist())
+            names = sorted(name for name in self.storage.list(_LOG_FOLDER) if name.endswith(".json"))
+        owners: dict[str, str] = {}
+        for name in names:
+            text = self.storage.read(name)
+            if text is None:
+                continue  # cleaned up meanwhile
+            for action in _parse_actions(text):
+                for kind in ("add", "remove"):
+                    if kind in action:
+                        referenced.add(unquote(action[kind]["path"]))
+            if (entry := _find_entry(text)) is not None:
+                owners[entry.key] = entry.owner
+        return TableFiles(referenced=referenced, owners=owners)
+
+    def remove(self, path: str) -> None:
+        self.storage.try_remove(path)
+
+
+def _read_environment() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if name.upper().startswith(("AWS_", "MOUNT_"))}
+
+
+def _name_log_entry(version: int) -> str:
+    return f"{_LOG_FOLDER}/{version:020d}.json"
+
+
+def _parse_actions(text: bytes) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        if line.strip():
+            yield json.loads(line)
+
+
+def _find_entry(text: bytes) -> LakeEntry | None:
+    """Return the entry in a commit; None if it has none of ours. Raises: BadEntry."""
+    try:
+        for action in _parse_actions(text):
+            information = action.get("commitInfo", {})
+            if METADATA_KEY in information:
+                return decode_entry(information[METADATA_KEY])
+    except ValueError as exc:
+        raise BadEntry(f"a commit of the table is no JSON: {exc}") from exc
+    return None
+
+
+def _append(table: DeltaTable, files: Sequence[DataFile], properties: CommitProperties) -> None:
+    table.create_write_transaction(
+        [_to_action(each) for each in files],
+        "append",
+        table.schema(),
+        partition_by=table.metadata().partition_columns,
+        commit_properties=properties,
+        post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
+    )
+
+
+def _merge(table: DeltaTable, rows: pa.Table, keys: Sequence[str], properties: CommitProperties) -> None:
+    assignments = format_assignments(rows.column_names)
+    table.merge(
+        source=rows,
+        predicate=format_key_predicate(keys),
+        source_alias="source",
+        target_alias="target",
+        commit_properties=properties,
+    ).when_matched_update(assignments).when_not_matched_insert(assignments).execute()
+
+
+def _to_action(file: DataFile) -> AddAction:
+    return AddAction(
+        path=file.path,
+        size=file.size_bytes,
+        partition_values=dict(file.partition),
+        modification_time=file.written_ms,
+        data_change=True,
+        stats=file.statistics,
+    )
+
+
+def _define(table: DeltaTable) -> TableDefinition:
+    metadata = table.metadata()
+    return TableDefinition(
+        identity=str(metadata.id),
+        schema=pa.schema(table.schema()),
+        partition_columns=tuple(metadata.partition_columns),
+        problems=tuple(_find_problems(table)),
+    )
+
+
+def _find_problems(table: DeltaTable) -> Iterator[str]:
+    """Yield what a writer of plain data files would break (Delta's protocol, "Writer Requirements")."""
+    protocol, settings = table.protocol(), table.metadata().configuration
+    if protocol.min_writer_version > _MIN_WRITER_WITH_FEATURES:
+        yield f"needs writer version {protocol.min_writer_version}, and this one has 7"
+    for feature in sorted(set(protocol.writer_features or ()) - _HARMLESS_FEATURES):
+        yield f"has the table feature {feature}, which this writer does not have"
+    for name in sorted(settings):
+        if name.startswith("delta.constraints."):
+            constraint = name.removeprefix("delta.constraints.")
+            yield f"has the constraint {constraint}, which this writer cannot check"
+    if settings.get("delta.columnMapping.mode", "none") != "none":
+        yield f"has delta.columnMapping.mode={settings['delta.columnMapping.mode']}"
+    if "delta.setTransactionRetentionDuration" in settings:
+        # The application transaction is what tells a decision from none: it must not expire.
+        yield "has delta.setTransactionRetentionDuration: it would forget what was decided"
+    for field in json.loads(table.schema().to_json())["fields"]:
+        for name, rule in _COLUMN_RULES.items():
+            if name in field.get("metadata", {}):
+                yield f"column {field['name']} has {rule}, which this writer does not compute or check"

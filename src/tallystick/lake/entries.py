@@ -1,0 +1,120 @@
+"""What a commit of ours says in the log of a lake table, and what a driver may do when it has read it. Pure.
+
+A key has one entry, the last one: who owns it, and what was decided. Each commit of ours replaces the entry
+and is bound to the version of the table that its writer has read: it becomes exactly the next version, or
+nothing. That is the fence [LAK-1]:
+
+    claim     read version v, ask the cluster whether this driver is the last one, commit the owner as v + 1
+    decide    read version v, find the own owner in the entry, commit files and decision as v + 1
+
+A driver that was replaced finds another owner at v; or it has read v before the newer driver's claim, and
+then v + 1 is taken. No third case exists, whatever a library would do to merge two appends: the commit is not
+merged with anything, and if another writer has v + 1, everything begins with reading again.
+
+Source: Delta's protocol, "Delta Log Entries": a writer creates the file of the next version only if it does
+not exist. docs/adr/0064.
+"""
+
+import json
+from enum import Enum, auto
+from typing import Final
+
+from tallystick.kernel.value import Value
+from tallystick.lake.errors import BadEntry
+
+VERSION: Final = 1
+METADATA_KEY: Final = "tallystick"
+"""The key of an entry in a commit's metadata."""
+
+
+class LakeEntry(Value, kw_only=True):
+    """The state of one key in a table.
+
+    owner    the last one that has claimed the key
+    commit   a random name of the commit that wrote this entry, unlike that of any other
+    payload  what the last decision says; None before the first one
+    """
+
+    key: str
+    owner: str
+    commit: str
+    payload: str | None = None
+
+
+def encode_entry(entry: LakeEntry) -> str:
+    """Return the text of an entry, for the metadata of its commit."""
+    fields = {"v": VERSION, "key": entry.key, "owner": entry.owner, "commit": entry.commit}
+    return json.dumps({**fields, "payload": entry.payload}, separators=(",", ":"), ensure_ascii=False)
+
+
+def decode_entry(text: object) -> LakeEntry:
+    """Parse the text of an entry. Raises: BadEntry."""
+    try:
+        fields = json.loads(str(text))
+        if fields["v"] != VERSION:
+            raise BadEntry(f"an entry of version {fields['v']!r}, and this tallystick reads {VERSION}")
+        payload = fields["payload"]
+        return LakeEntry(
+            key=str(fields["key"]),
+            owner=str(fields["owner"]),
+            commit=str(fields["commit"]),
+            payload=None if payload is None else str(payload),
+        )
+    except (ValueError, KeyError, TypeError) as exc:
+        raise BadEntry(f"{str(text)[:60]!r} is no entry: {type(exc).__name__} {exc}") from exc
+
+
+class Standing(Enum):
+    """How the entry of the table stands to a commit that its writer wants to make."""
+
+    OWN = auto()  # the writer owns the key
+    COMMITTED = auto()  # this very commit is in the table: its answer was lost
+    REPLACED = auto()  # another one has claimed the key
+    UNCLAIMED = auto()  # nothing was ever claimed here: the table is not the one of the claim
+
+
+class Action(Enum):
+    """What the writer does."""
+
+    COMMIT = "commit as the next version"
+    DONE = "nothing: it is committed"
+    STOP = "stop: it is fenced"
+
+
+ACTIONS: Final = {
+    Standing.OWN: Action.COMMIT,
+    Standing.COMMITTED: Action.DONE,
+    Standing.REPLACED: Action.STOP,
+    Standing.UNCLAIMED: Action.STOP,
+}
+
+
+def judge_standing(current: LakeEntry | None, wanted: LakeEntry) -> Standing:
+    """Compare the entry that was read with the one that is to be committed by the same owner."""
+    if current is None:
+        return Standing.UNCLAIMED
+    if current.commit == wanted.commit:
+        return Standing.COMMITTED
+    return Standing.OWN if current.owner == wanted.owner else Standing.REPLACED
+
+
+class CommitOutcome(Enum):
+    """What became of an attempt to commit as one version."""
+
+    COMMITTED = auto()  # this commit is that version
+    BEATEN = auto()  # another writer's commit is: this one is not in the table and never will be
+    UNKNOWN = auto()  # there is no such version yet: it may still arrive
+
+
+def judge_outcome(entry_at_version: LakeEntry | None, wanted: LakeEntry, *, exists: bool) -> CommitOutcome:
+    """Return what became of a commit whose answer was an error, from what the table has as its version.
+
+    Args:
+        entry_at_version: the entry in that version; None if it has none of ours.
+        exists: that version exists.
+    """
+    if not exists:
+        return CommitOutcome.UNKNOWN
+    if entry_at_version is not None and entry_at_version.commit == wanted.commit:
+        return CommitOutcome.COMMITTED
+    return CommitOutcome.BEATEN

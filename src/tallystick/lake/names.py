@@ -1,0 +1,119 @@
+"""Names around a lake table: its URL, the key of a writer in its log, and its data files. Pure.
+
+    delta:/lake/delays                    the URL of a table: its format, and its place
+    tallystick:pipeline.flights/database  the application id of a key in Delta's log
+    tallystick-<key>-<owner>-<attempt>-<number>.parquet
+                                          a data file: digests of the key and of the owner that wrote it, a
+                                          random name for the attempt, and a number within that attempt
+
+The owner in a file's name is what tells an orphan from a file of a live attempt: see `orphans`.
+"""
+
+import re
+from hashlib import sha256
+from typing import Final
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import Value
+
+FORMATS: Final = ("delta",)
+
+_APPLICATION_PREFIX: Final = "tallystick:"
+_KEY_DIGITS: Final = 16
+_OWNER_DIGITS: Final = 12
+_DATA_FILE: Final = re.compile(
+    rf"tallystick-([0-9a-f]{{{_KEY_DIGITS}}})-([0-9a-f]{{{_OWNER_DIGITS}}})-([0-9a-f]+)-([0-9]+)\.parquet"
+)
+# Under these, "create if absent" of a store is switched off: then two drivers may both commit.
+_UNSAFE_OPTIONS: Final = ("aws_s3_allow_unsafe_rename", "allow_unsafe_rename", "mount_allow_unsafe_rename")
+_CONDITIONAL_PUT_OPTIONS: Final = ("aws_conditional_put", "conditional_put")
+
+
+class TableUrl(Value):
+    """The URL of a lake table: `format`, and `place`, a path or the URL of an object store."""
+
+    format: str
+    place: str
+
+    @property
+    def folder(self) -> str:
+        """The place as a path, if it is one."""
+        return self.place.removeprefix("file://")
+
+    def __str__(self) -> str:
+        return f"{self.format}:{self.place}"
+
+
+def is_table_url(text: str) -> bool:
+    """Return whether a name of a table is the URL of a lake table."""
+    return text.partition(":")[0] in FORMATS and ":" in text
+
+
+def parse_table_url(text: str) -> TableUrl:
+    """Parse the URL of a lake table. Raises: BadConfig."""
+    kind, _, place = text.partition(":")
+    if kind not in FORMATS or not place:
+        raise BadConfig(f"table {text}: is not the URL of a lake table, like delta:/lake/delays")
+    return TableUrl(kind, place)
+
+
+def find_url_problem(text: str) -> str | None:
+    """Return why a table cannot be written at this URL; None if it can, as far as the URL tells."""
+    try:
+        url = parse_table_url(text)
+    except BadConfig as exc:
+        return str(exc)
+    if "://" in url.folder:
+        return (
+            f"table {text}: only a table in a folder that driver and tasks share can be written yet, none in "
+            "an object store"
+        )
+    return None
+
+
+def find_unsafe_options(storage_options: dict[str, str]) -> list[str]:
+    """Return the options under which the storage overwrites a log entry that another writer has committed.
+
+    The fence of a driver is the storage's "create only if absent": without it there is none.
+    """
+    options = {name.lower(): text.lower() for name, text in storage_options.items()}
+    unsafe = [name for name in _UNSAFE_OPTIONS if options.get(name, "false") not in ("false", "0", "no")]
+    return unsafe + [name for name in _CONDITIONAL_PUT_OPTIONS if options.get(name) == "disabled"]
+
+
+def format_application_id(key: str) -> str:
+    """Return the application id of a key in the table's log."""
+    return _APPLICATION_PREFIX + key
+
+
+class DataFileName(Value):
+    """The parsed name of a data file of ours."""
+
+    key_digest: str
+    owner_digest: str
+    attempt: str
+
+
+def digest_key(key: str) -> str:
+    """Return the digest of a key, as data files have it."""
+    return sha256(key.encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def digest_owner(owner: str) -> str:
+    """Return the digest of an owner, as data files have it."""
+    return sha256(owner.encode()).hexdigest()[:_OWNER_DIGITS]
+
+
+def format_data_file_name(key: str, owner: str, attempt: str, number: int) -> str:
+    """Return the name of a data file.
+
+    Args:
+        attempt: hexadecimal digits that no other attempt has.
+    """
+    return f"tallystick-{digest_key(key)}-{digest_owner(owner)}-{attempt}-{number}.parquet"
+
+
+def parse_data_file_name(name: str) -> DataFileName | None:
+    """Parse the name of a data file; None for a file that another writer named."""
+    match = _DATA_FILE.fullmatch(name)
+    return None if match is None else DataFileName(match[1], match[2], match[3])

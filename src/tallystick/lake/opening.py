@@ -1,0 +1,27 @@
+"""Open a lake table by its URL: the adapter of its format is loaded when a table of it is opened."""
+
+import os
+from typing import Final
+
+from tallystick import lake
+from tallystick.kernel.value import Value
+from tallystick.lake.names import TableUrl
+from tallystick.lake.ports import LakeTable
+
+_TABLES: Final[dict[tuple[object, ...], LakeTable]] = {}
+
+
+class LakeLocation(Value, kw_only=True):
+    """Where a table is, and how its storage is reached."""
+
+    url: TableUrl
+    storage_options: tuple[tuple[str, str], ...] = ()
+
+
+def open_table(location: LakeLocation) -> LakeTable:
+    """Return this process's table at a location. Raises: BadConfig, MissingLibrary."""
+    key = (os.getpid(), location)
+    if key not in _TABLES:
+        # Formats are as many as `names.FORMATS`; a URL of another one is not parsed.
+        _TABLES[key] = lake.delta.DeltaLakeTable(location.url, dict(location.storage_options))
+    return _TABLES[key]

@@ -1,0 +1,90 @@
+"""Interface between the rules and a table format. `delta` implements it."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from tallystick.kernel.value import Value
+from tallystick.lake.entries import CommitOutcome, LakeEntry
+from tallystick.lake.schema import TableDefinition
+
+
+class DataFile(Value, kw_only=True):
+    """A finished data file that no commit names yet.
+
+    path        relative to the table
+    partition   the value of each partition column as the format writes it; None is null
+    statistics  of its columns, as the format writes them
+    """
+
+    path: str
+    size_bytes: int
+    row_count: int
+    partition: Mapping[str, str | None]
+    statistics: str
+    written_ms: int
+
+
+class TableState(Value, kw_only=True):
+    """What a table says at one version: the entry of one key, and the table's definition."""
+
+    version: int
+    entry: LakeEntry | None
+    definition: TableDefinition
+
+
+class TableFiles(Value, kw_only=True):
+    """Which files a table names, and who owns its keys.
+
+    referenced  the files of its last version, and all that its kept log has added or removed
+    owners      the last owner of each key, from the kept log
+    """
+
+    referenced: Collection[str]
+    owners: Mapping[str, str]
+
+
+class LakeTable(Protocol):
+    """One table. Its calls block; a table belongs to one process and may be used by several threads."""
+
+    @property
+    def url(self) -> str: ...
+
+    def read(self, key: str, *, accepts_loss: bool = False) -> TableState:
+        """Read the newest version. What its entry says is durable when this returns.
+
+        Args:
+            accepts_loss: a lost entry is none.
+        Raises: UnusableTable, EntryLost, BadEntry; errors of the storage.
+        """
+
+    def read_definition(self) -> TableDefinition:
+        """Read the newest definition of the table. Raises: UnusableTable; errors of the storage."""
+
+    def commit(
+        self, version: int, entry: LakeEntry, files: Sequence[DataFile], keys: Sequence[str] = ()
+    ) -> CommitOutcome:
+        """Commit entry and files as the version after `version`, or not at all [LAK-1].
+
+        With keys, the rows of the files replace those of the table with the same keys. Then the files
+        themselves stay outside of the table.
+
+        Durable when this returns COMMITTED. Raises nothing that leaves the outcome open.
+        """
+
+    def find_key_problem(self, files: Sequence[DataFile], keys: Sequence[str]) -> str | None:
+        """Return why the rows of an upsert cannot be told apart by their keys; None if they can."""
+
+    def find_missing(self, files: Sequence[DataFile]) -> Sequence[str]:
+        """Return the paths of files that are not there with their size."""
+
+    def add_columns(self, wanted: TableDefinition) -> None:
+        """Add the columns that the table lacks, in a commit of its own."""
+
+    def list_data_files(self) -> Mapping[str, int]:
+        """Return the data files of this writer's names in the storage, with their size."""
+
+    def read_files(self) -> TableFiles:
+        """Read which files the table names. Raises: UnusableTable; errors of the storage."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file that no commit names."""

@@ -1,0 +1,102 @@
+"""Where the data files of a table are: a folder of this host, or an object store."""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.lake.names import TableUrl, find_url_problem
+
+
+class Storage(Protocol):
+    """The files of one table, by their path in it."""
+
+    def create(self, path: str) -> Any:
+        """Return a binary file to write to, with `tell`. A reader may not see it before `finish`."""
+
+    def finish(self, path: str, sink: Any) -> int:
+        """Close the file and make it durable; return its size in bytes."""
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a small file; None if there is none."""
+
+    def size(self, path: str) -> int | None:
+        """Return the size of a file in bytes; None if there is none."""
+
+    def list(self, folder: str) -> Mapping[str, int]:
+        """Return the files of a folder, not of those below it, and their size."""
+
+    def sync(self, path: str) -> None:
+        """Make a file that another library has written durable, with its name."""
+
+    def try_remove(self, path: str) -> None:
+        """Remove a file, if it is there and that is possible."""
+
+
+class LocalStorage:
+    """A folder of this host's file system."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def create(self, path: str) -> Any:
+        return (self._root / path).open("xb")
+
+    def finish(self, path: str, sink: Any) -> int:
+        sink.flush()
+        os.fsync(sink.fileno())
+        size_bytes: int = sink.tell()
+        sink.close()
+        _sync_folder((self._root / path).parent)
+        return size_bytes
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return (self._root / path).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def size(self, path: str) -> int | None:
+        try:
+            return (self._root / path).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def list(self, folder: str) -> Mapping[str, int]:
+        base = self._root / folder
+        sizes = {}
+        for entry in os.scandir(base):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                if entry.is_file():
+                    sizes[f"{folder}/{entry.name}".lstrip("/")] = entry.stat().st_size
+        return sizes
+
+    def sync(self, path: str) -> None:
+        file = os.open(self._root / path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+        _sync_folder((self._root / path).parent)
+
+    def try_remove(self, path: str) -> None:
+        with suppress(OSError):
+            (self._root / path).unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def open_storage(url: TableUrl) -> Storage:
+    """Return where the data files of a table are. Raises: BadConfig."""
+    problem = find_url_problem(str(url))
+    if problem is not None:
+        raise BadConfig(problem)
+    return LocalStorage(Path(url.folder))

@@ -1,0 +1,66 @@
+"""What an entry says, and what its reader may do: every case of the tables."""
+
+from itertools import product
+
+import pytest
+
+from tallystick.lake.entries import (
+    ACTIONS,
+    Action,
+    CommitOutcome,
+    LakeEntry,
+    Standing,
+    decode_entry,
+    encode_entry,
+    judge_outcome,
+    judge_standing,
+)
+from tallystick.lake.errors import BadEntry
+
+OWNERS = ("7/1", "7/2")
+COMMITS = ("a", "b")
+SMALL = [
+    None,
+    *(LakeEntry(key="p", owner=owner, commit=commit) for owner, commit in product(OWNERS, COMMITS)),
+]
+
+
+def test_only_the_owner_commits_and_nothing_is_committed_twice() -> None:
+    """[LAK-1] All combinations of what the table has and what is to be committed."""
+    standings = set()
+    for current, wanted in product(SMALL, filter(None, SMALL)):
+        standing = judge_standing(current, wanted)
+        standings.add(standing)
+        is_there = current is not None and current.commit == wanted.commit
+        is_owner = current is not None and current.owner == wanted.owner
+        assert (ACTIONS[standing] is Action.DONE) == is_there
+        assert (ACTIONS[standing] is Action.COMMIT) == (is_owner and not is_there)
+    assert standings == set(Standing) == set(ACTIONS)
+
+
+def test_an_error_is_an_outcome_only_if_the_version_exists() -> None:
+    """[LAK-1] A version that does not exist yet may still be written by the request whose answer was lost."""
+    outcomes = set()
+    for current, wanted, exists in product(SMALL, filter(None, SMALL), (False, True)):
+        outcome = judge_outcome(current, wanted, exists=exists)
+        outcomes.add(outcome)
+        assert (outcome is CommitOutcome.UNKNOWN) == (not exists)
+        if outcome is CommitOutcome.COMMITTED:
+            assert current is not None
+            assert current.commit == wanted.commit
+    assert outcomes == set(CommitOutcome)
+
+
+@pytest.mark.parametrize("payload", [None, "", '{"a":"ü \\" \\n"}'])
+def test_an_entry_is_read_as_it_was_written(payload: str | None) -> None:
+    entry = LakeEntry(key="p/database", owner="7/1", commit="c", payload=payload)
+    assert decode_entry(encode_entry(entry)) == entry
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"v":2}', '{"v":1,"key":"p"}', None, '{"v":1,"key":"p","owner":"o","commit":"c"}'],
+)
+def test_anything_else_is_no_entry(text: object) -> None:
+    with pytest.raises(BadEntry):
+        decode_entry(text)

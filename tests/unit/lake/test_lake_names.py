@@ -1,0 +1,72 @@
+"""URLs of tables, and names of data files."""
+
+import pytest
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.lake.names import (
+    DataFileName,
+    digest_key,
+    digest_owner,
+    find_unsafe_options,
+    find_url_problem,
+    format_data_file_name,
+    is_table_url,
+    parse_data_file_name,
+    parse_table_url,
+)
+
+
+def test_the_url_of_a_table() -> None:
+    url = parse_table_url("delta:s3://bucket/delays")
+    assert (url.format, url.place, str(url)) == ("delta", "s3://bucket/delays", "delta:s3://bucket/delays")
+    assert [is_table_url(text) for text in ("delta:/a", "delta", "a.delta", "sqlite:///x", "")] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_places_that_cannot_be_written_yet() -> None:
+    assert find_url_problem("delta:/lake/delays") is None
+    assert find_url_problem("delta:file:///lake/delays") is None
+    assert "none in an object store" in str(find_url_problem("delta:s3://bucket/delays"))
+    assert "is not the URL of a lake table" in str(find_url_problem("delta:"))
+
+
+@pytest.mark.parametrize("text", ["delta:", "hudi:/a", "delays", ""])
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(BadConfig, match="is not the URL of a lake table"):
+        parse_table_url(text)
+
+
+def test_the_name_of_a_data_file_tells_key_owner_and_attempt() -> None:
+    name = format_data_file_name("p/database", "7/1", "ab12", 3)
+    assert parse_data_file_name(name) == DataFileName(digest_key("p/database"), digest_owner("7/1"), "ab12")
+    assert name != format_data_file_name("p/database", "7/2", "ab12", 3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["part-00000-1f.snappy.parquet", "tallystick-1-2-3-4.parquet", "tallystick-.parquet", "x" * 80, ""],
+)
+def test_the_names_of_other_writers_are_not_ours(name: str) -> None:
+    assert parse_data_file_name(name) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "unsafe"),
+    [
+        ({"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}, ["aws_s3_allow_unsafe_rename"]),
+        (
+            {"allow_unsafe_rename": "1", "aws_conditional_put": "disabled"},
+            ["allow_unsafe_rename", "aws_conditional_put"],
+        ),
+        ({"AWS_S3_ALLOW_UNSAFE_RENAME": "false", "aws_conditional_put": "etag"}, []),
+        ({}, []),
+    ],
+)
+def test_options_under_which_a_commit_overwrites_another(options: dict[str, str], unsafe: list[str]) -> None:
+    """[LAK-1]"""
+    assert find_unsafe_options(options) == unsafe
