@@ -13,6 +13,7 @@ FIXED  := --randomly-seed=939
 SETS   := PYTHONHASHSEED=0
 # Tests start hundreds of Python processes: without compiled modules each would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
+# Of the browser's tests `make test` has each page once, actions and live updates; `make browser` has all.
 # What takes minutes each, Javas that are killed among it: not in `make test`, whole in `make test-full`.
 LEFT_TO_FULL := tests/crash/test_spark_torture.py tests/crash/test_spark_cluster.py tests/crash/test_spark_database.py \
 	tests/crash/test_spark_on_kafka.py tests/interop/java tests/interop/failover \
@@ -20,10 +21,12 @@ LEFT_TO_FULL := tests/crash/test_spark_torture.py tests/crash/test_spark_cluster
 	tests/integration/test_spark_class_archive.py tests/integration/test_pipeline_demo.py \
 	tests/integration/test_spark_connect.py tests/integration/test_spark_connect_foreach.py \
 	tests/integration/test_spark_own_source.py tests/integration/test_spark_moving.py \
-	tests/integration/test_spark_versions.py
+	tests/integration/test_spark_versions.py \
+	tests/browser/test_pages.py tests/browser/test_keyboard.py tests/browser/test_hostile_names.py \
+	tests/browser/test_live_cluster.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full check unit format interop spark-versions crash soak sim sim-nightly mutants fuzz hostile bench docs dist wheels scripts-rewrite clean
+.PHONY: help run test test-full check unit format interop spark-versions crash soak sim sim-nightly mutants fuzz hostile bench browser screenshots docs dist wheels scripts-rewrite clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -95,6 +98,12 @@ hostile: $(READY) ## the largest requests, and 10,000 half-open connections, bes
 
 bench: $(READY) ## measure beside Apache Kafka and rewrite docs/benchmarks.md
 	@$(BIN)/python -m tools.bench
+
+browser: $(READY) ## the console in a browser: every page in every window, by keyboard, on paper
+	@$(SETS) $(BIN)/python -m pytest $(TWO) --dist loadfile $(FIXED) tests/browser
+
+screenshots: $(READY) ## the console's pictures in docs/images, anew; look at each before you commit it
+	@$(BIN)/python -m tools.screenshots
 
 docs: $(READY) ## the documentation as a site, in build/site; broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

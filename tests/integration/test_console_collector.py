@@ -23,6 +23,7 @@ from tallystick.admin.txn.hanging import Verdict
 from tallystick.aio import Producer
 from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.console.collect.config import CollectorConfig
+from tallystick.console.listen import ListenOptions, format_address, open_listener
 from tallystick.console.snapshot import NEVER_MS, PrefixFacts, Snapshot
 from tallystick.dualwrite import DualWriter, SqlStore
 from tallystick.kernel.ids import TopicPartition
@@ -290,3 +291,10 @@ def test_decisions_of_every_query_are_read_with_what_they_leave_open(broker: Emb
     watch(config_of(broker, decision_topics=("__tallystick_decisions", "of-nobody")), look)
     for query in (decided, done):
         query.close()
+
+
+def test_a_browser_may_connect_as_soon_as_the_address_is_printed() -> None:
+    options = ListenOptions(host="127.0.0.1", port=0)
+    with open_listener(options) as listener:
+        port = int(format_address(options, listener).rstrip("/").rpartition(":")[2])
+        socket.create_connection(("127.0.0.1", port)).close()

@@ -215,7 +215,8 @@ def test_once_says_when_no_broker_answers(tmp_path: Path, capsys: pytest.Capture
     assert main(words) == 4
     printed = capsys.readouterr().out
     assert "not read" in printed
-    assert "unknown: Not everything could be read" in printed
+    assert "unknown: Not read for" in printed
+    assert "nothing is known yet: cluster: " in printed
 
 
 class InTerminal:

@@ -23,7 +23,7 @@ from tallystick.console.events import USUAL_KIND_MAX, EventKind, EventLog
 from tallystick.console.feed import StateFeed
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState, advance
-from tallystick.console.views.events import OVERVIEW_EVENTS, STREAM_EVENTS_MAX, stream_events
+from tallystick.console.views.events import OVERVIEW_EVENTS, STREAM_EVENTS_MAX, list_unseen, stream_events
 from tallystick.console.visible import show_on_page
 from tallystick.kernel.value import replace
 
@@ -162,3 +162,12 @@ def test_a_slow_reader_is_given_the_newest_state_and_waits_for_no_old_one() -> N
         return [message.id for message in stream_events(state, "1")]
 
     assert asyncio.run(follow()) == ["2", "3", "4"]
+
+
+def test_a_page_that_shows_another_snapshot_than_the_present_one_is_told_at_once() -> None:
+    """One that was rendered before a snapshot, and follows after it, would wait for the next otherwise."""
+    state = ConsoleState(snapshot=make_snapshot(number=7))
+    assert [message.name for message in list_unseen(state, "6")] == ["snapshot"]
+    assert [message.name for message in list_unseen(state, "")] == ["snapshot"]
+    assert list_unseen(state, "7") == ()
+    assert list_unseen(state, None) == ()

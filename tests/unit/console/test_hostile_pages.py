@@ -39,6 +39,8 @@ class Elements(HTMLParser):
         self.invisible = Counter(each for each in self.text if not each.isprintable())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if (tag, attrs) == ("span", [("class", "word")]):
+            return  # one for each word of a command, however many a name has
         self.count[tag, *sorted(name for name, _ in attrs)] += 1
 
     def handle_data(self, data: str) -> None:

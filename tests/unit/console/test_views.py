@@ -23,15 +23,16 @@ from tests.support.console_facts import (
 )
 
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.console.commands import describe_command
 from tallystick.console.snapshot import PartitionOffsets, Snapshot
 from tallystick.console.state import ConsoleState, advance
+from tallystick.console.views.lists import PAGE_ROWS, ListQuery, select_rows
 from tallystick.console.views.overview import build_overview
-from tallystick.console.views.texts import format_duration
+from tallystick.console.views.texts import format_duration, format_time
 from tallystick.console.views.timeline import draw, list_events
 from tallystick.console.views.transaction import build_transaction
 from tallystick.console.views.transactions import (
     NO_STATE,
-    PAGE_ROWS,
     TransactionFilter,
     build_key,
     build_transactions,
@@ -58,6 +59,22 @@ def decided_and_abandoned() -> ConsoleState:
 def hanging() -> ConsoleState:
     case = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=Verdict.HANGING)
     return show(make_snapshot(cases=[case]))
+
+
+def test_a_pasted_command_is_one_command() -> None:
+    """ESC [ 2 0 1 ~ ends a bracketed paste: what follows a line feed behind it would be run at once."""
+    name = "a\x1b[201~\nrm -rf 'b\\c'\u202e7"
+    command = describe_command(SERVERS, name)
+    assert command.isprintable()
+    assert command.endswith(r"--transactional-id $'a\033[201~\012rm -rf \'b\\c\'\342\200\2567'")
+    assert describe_command(SERVERS, "a b").endswith("--transactional-id 'a b'")
+
+
+def test_a_time_is_shown_in_utc_whatever_it_is() -> None:
+    assert format_time(1_790_000_000_123) == "2026-09-21 14:13:20.123"
+    assert format_time(-1) == "1969-12-31 23:59:59.999"
+    assert format_time(-(2**63)) == f"{-(2**63)} ms"
+    assert format_time(None) == "-"
 
 
 def test_a_transaction_decided_by_a_dead_writer_in_every_page() -> None:
@@ -110,6 +127,32 @@ def test_an_overview_says_what_it_lacks() -> None:
     assert overview.health == "unknown"
     assert overview.problems[0].reason == f"{STORE}: connection refused"
     assert not overview.stores[0].is_reachable
+
+
+def test_problems_are_shown_the_worst_first() -> None:
+    """What could not be read comes after what is known to be broken or hanging."""
+    case = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=Verdict.HANGING)
+    failing = make_store(failures=(f"{STORE}: connection refused",))
+    overview = build_overview(show(make_snapshot(cases=[case], stores=[failing])), NOW_MS)
+    assert [problem.health for problem in overview.problems] == ["hanging", "unknown"]
+
+
+@given(
+    names=st.lists(st.text(max_size=3), max_size=250),
+    text=st.text(max_size=2),
+    page=st.integers(min_value=1, max_value=5),
+)
+def test_the_pages_of_a_list_are_its_matching_rows(names: list[str], text: str, page: int) -> None:
+    query = ListQuery(text=text, page=page)
+    assert ListQuery.parse(dict(parse_qsl(query.format_query()))) == query
+    first = select_rows(names, ListQuery(text=text), str)
+    pages = [select_rows(names, ListQuery(text=text, page=n + 1), str) for n in range(first.page_count)]
+    shown = [name for each in pages for name in each.rows]
+    assert shown == [name for name in names if text.lower() in name.lower()]
+    assert first.match_count == len(shown)
+    chosen = select_rows(names, query, str)
+    assert chosen.rows == pages[chosen.page - 1].rows
+    assert chosen.page == min(page, first.page_count)
 
 
 def test_before_the_first_reading_nothing_is_called_well() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -132,6 +133,7 @@ class Page(HTMLParser):
     def __init__(self, html: str) -> None:
         super().__init__()
         self.links: list[str] = []
+        self.live_url = ""
         self.ids: list[str] = []
         self.tags: list[str] = []
         self.attributes: set[str] = set()
@@ -142,6 +144,8 @@ class Page(HTMLParser):
         self.tags.append(tag)
         for name, value in attrs:
             self.attributes.add(name)
+            if name == "hx-get":
+                self.live_url = value or ""
             if name == "id":
                 self.ids.append(value or "")
             if name == "href" and tag == "a":
@@ -171,6 +175,28 @@ def test_every_link_leads_to_a_page() -> None:
     assert len([url for url in pages if url.startswith("/transactions/")]) >= 4
     assert any(url.startswith("/topics/%3C") for url in pages)
     assert any(url.startswith("/groups/%3C") for url in pages)
+
+
+def test_a_live_page_asks_for_itself_whatever_its_name_is() -> None:
+    """A name may have `/..`, `?` and `%2e` of its own: the page asks for the path as it was sent."""
+    url = f"/transactions/{quote(HOSTILE, safe='')}"
+    page = Page(make_client().get(f"{url}?a=%26").text)
+    assert page.live_url == f"{url}?a=%26"
+    assert f"{url}?a=%26&format=json" in page.links
+
+
+def test_a_time_that_no_calendar_has_does_not_take_the_page_away() -> None:
+    """A producer chooses the timestamps of its records."""
+    case = make_case(HangingFinding.TWO_PHASE, describe())
+    late = replace(case, transaction=replace(case.transaction, last_timestamp_ms=2**62))
+    answer = make_client(make_feed(make_snapshot(describe(), cases=[late]))).get("/transactions/pay-1")
+    assert answer.status_code == 200
+    assert f"{2**62} ms" in answer.text
+
+
+def test_what_steers_text_is_shown_by_its_escape() -> None:
+    for url, page in list_pages(make_client()).items():
+        assert not {each for each in page.text if not each.isprintable()} - {"\n"}, url
 
 
 def test_a_name_survives_its_url() -> None:
@@ -270,11 +296,20 @@ def test_vendored_files_are_as_their_authors_published_them() -> None:
         for line in (STATIC / "VENDORED.txt").read_text().splitlines()
         if "  " in line
     )
-    scripts = sorted(path.name for path in STATIC.glob("*.js") if path.name != "console.js")  # that is ours
+    scripts = sorted(path.name for path in STATIC.glob("*.min.js"))
     assert sorted(sums) == scripts
     for name in scripts:
         assert hashlib.sha256((STATIC / name).read_bytes()).hexdigest() == sums[name]
         assert (STATIC / f"{name.partition('.')[0].replace('hx-sse', 'htmx')}.LICENSE.txt").is_file()
+
+
+def test_the_accessibility_checker_is_as_its_authors_published_it() -> None:
+    folder = Path(__file__).parents[2] / "support" / "axe"
+    lines = [line.split("  ", 1) for line in (folder / "VENDORED.txt").read_text().splitlines()]
+    sums = {name: sum_ for sum_, name in (line for line in lines if len(line) == 2)}
+    assert sorted(sums) == ["LICENSE", "LICENSE-3RD-PARTY.txt", "axe.min.js"]
+    for name, expected in sums.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == expected
 
 
 def test_styles_and_templates_load_nothing_from_elsewhere() -> None:

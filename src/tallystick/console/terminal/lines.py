@@ -133,7 +133,7 @@ def say(text: str, role: TextRole = TextRole.NORMAL) -> Span:
 
 def write_time(ms: int | None) -> str:
     """Return a time, which is UTC as all of them are."""
-    return format_time(ms).removesuffix("+00:00")
+    return format_time(ms)
 
 
 def heading(text: str) -> Paragraph:

@@ -100,6 +100,11 @@ def announce_snapshot(state: ConsoleState) -> StreamMessage:
     return StreamMessage("snapshot", str(state.snapshot.number), None)
 
 
+def list_unseen(state: ConsoleState, seen: str | None) -> tuple[StreamMessage, ...]:
+    """Return the messages for a reader whose page shows the snapshot `seen`; None: it has no page."""
+    return () if seen in (None, str(state.snapshot.number)) else (announce_snapshot(state),)
+
+
 def _list_since(log: EventLog, number: str) -> Sequence[Event] | None:
     """Return the events after a number; None where they cannot be told."""
     if not (number.isascii() and number.isdecimal() and len(number) < 20):

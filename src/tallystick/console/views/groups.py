@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from tallystick.console import commands
 from tallystick.console.snapshot import GroupOffset, PartitionOffsets
 from tallystick.console.state import ConsoleState
+from tallystick.console.views.lists import PAGE_ROWS, ListQuery, select_rows
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 
 
 class GroupRow(Value, kw_only=True):
@@ -60,10 +61,13 @@ class MemberRow(Value, kw_only=True):
 
 
 class GroupsPage(Value, kw_only=True):
-    """All groups; the largest lag first."""
+    """The groups that the URL asks for, a page of them; the largest lag first."""
 
     info: PageInfo
+    query: ListQuery
     groups: tuple[GroupRow, ...]
+    match_count: int
+    page_count: int
 
 
 class GroupPage(Value, kw_only=True):
@@ -77,11 +81,21 @@ class GroupPage(Value, kw_only=True):
     command: str
 
 
-def build_groups(state: ConsoleState, now_ms: int) -> GroupsPage:
-    """Build the list of groups."""
+def build_groups(
+    state: ConsoleState, now_ms: int, query: ListQuery | None = None, *, page_rows: int = PAGE_ROWS
+) -> GroupsPage:
+    """Build the list of groups, in pages of `page_rows`."""
     rows = [_build_row(state, group_id) for group_id in state.snapshot.groups.groups]
     rows.sort(key=lambda row: (-(row.offset_lag if row.data_lag is None else row.data_lag), row.group_id))
-    return GroupsPage(info=_describe(state, "Groups", now_ms), groups=tuple(rows))
+    query = query or ListQuery()
+    chosen = select_rows(rows, query, lambda row: row.group_id, page_rows=page_rows)
+    return GroupsPage(
+        info=_describe(state, "Groups", now_ms),
+        query=replace(query, page=chosen.page),
+        groups=chosen.rows,
+        match_count=chosen.match_count,
+        page_count=chosen.page_count,
+    )
 
 
 def build_group(state: ConsoleState, group_id: str, now_ms: int) -> GroupPage:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tallystick.console import commands
-from tallystick.console.health import Health
+from tallystick.console.health import SEVERITY, Health
 from tallystick.console.joint import JointTransaction, find_oldest_ms
 from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot, StoreFacts
 from tallystick.console.state import ConsoleState
@@ -86,6 +86,7 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
         *_list_read_failures(snapshot),
         *(_describe_problem(each) for each in joint if _is_problem(each)),
     ]
+    problems.sort(key=lambda problem: SEVERITY[Health(problem.health)])
     in_doubt = [each for each in joint if each.views.is_two_phase]
     offsets = snapshot.topics.offsets.values()
     health, headline = _summarize(state, now_ms)

@@ -13,7 +13,7 @@ from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.rules.lease_rules import LeaseRow, LeaseState
 from tallystick.kernel.value import Value
 
-ROWS_MAX: Final = 500
+ROWS_MAX: Final = 100
 """Rows of a store shown one by one: those of open transactions first."""
 
 

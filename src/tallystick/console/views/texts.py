@@ -1,12 +1,12 @@
 """Numbers and times as people read them. Pure."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from tallystick.kernel.ids import ProducerIdAndEpoch
 
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - UTC, and printed without an offset
 _UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def format_duration(ms: int | None) -> str:
@@ -25,24 +25,27 @@ def format_duration(ms: int | None) -> str:
     return f"{ms} ms"
 
 
+def format_count(number: int | None) -> str:
+    """Return a number with a separator for thousands; `-` for None."""
+    return "-" if number is None else f"{number:,}"
+
+
+def pluralize(count: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun, such as `1 store`, `2 stores`. `plural`: where it is not noun and `s`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
+
+
 def format_time(ms: int | None) -> str:
-    """Return a time in UTC; `-` for None. One beyond the calendar, which a producer may choose, as it is."""
+    """Return a time in UTC, as every page's footer says; `-` for None.
+
+    A producer chooses the timestamps of its records, so a time may be one that no calendar has.
+    """
     if ms is None:
         return "-"
     try:
         return (_EPOCH + timedelta(milliseconds=ms)).isoformat(" ", "milliseconds")
     except OverflowError:
         return f"{ms} ms"
-
-
-def format_count(number: int | None) -> str:
-    """Return a number with a separator for thousands; `-` for None."""
-    return "-" if number is None else f"{number:,}"
-
-
-def pluralize(count: int, noun: str) -> str:
-    """Return a count with its noun, such as `1 store`, `2 stores`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def format_identity(identity: ProducerIdAndEpoch) -> str:

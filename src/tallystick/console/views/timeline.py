@@ -17,6 +17,7 @@ LANE_HEIGHT: Final = 44
 STEP_WIDTH: Final = 150
 LEFT: Final = 170
 TOP: Final = 34
+BOTTOM: Final = 20
 PARTITION_LANES_MAX: Final = 8
 """Partitions drawn one by one; more of them share the last lane."""
 
@@ -140,5 +141,5 @@ def draw(events: Sequence[TimelineEvent]) -> Timeline:
         events=tuple(drawn),
         lanes=tuple(DrawnLane(name=name, y=TOP + row * LANE_HEIGHT) for name, row in lanes.items()),
         width=LEFT + (column + 1) * STEP_WIDTH,
-        height=TOP + len(lanes) * LANE_HEIGHT,
+        height=TOP + max(0, len(lanes) - 1) * LANE_HEIGHT + BOTTOM,
     )

@@ -4,11 +4,12 @@ from collections import defaultdict
 
 from tallystick.console.joint import JointTransaction
 from tallystick.console.state import ConsoleState
+from tallystick.console.views.lists import PAGE_ROWS, ListQuery, select_rows
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.records import RecordsView
 from tallystick.console.views.transactions import build_key
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 
 
 class TopicRow(Value, kw_only=True):
@@ -37,10 +38,13 @@ class PartitionRow(Value, kw_only=True):
 
 
 class TopicsPage(Value, kw_only=True):
-    """All topics; those that hold readers back first."""
+    """The topics that the URL asks for, a page of them; those that hold readers back first."""
 
     info: PageInfo
+    query: ListQuery
     topics: tuple[TopicRow, ...]
+    match_count: int
+    page_count: int
 
 
 class TopicPage(Value, kw_only=True):
@@ -58,8 +62,10 @@ class TopicPage(Value, kw_only=True):
     problem: str
 
 
-def build_topics(state: ConsoleState, now_ms: int) -> TopicsPage:
-    """Build the list of topics."""
+def build_topics(
+    state: ConsoleState, now_ms: int, query: ListQuery | None = None, *, page_rows: int = PAGE_ROWS
+) -> TopicsPage:
+    """Build the list of topics, in pages of `page_rows`."""
     facts = state.snapshot.topics
     by_partition = _index_transactions(state)
     rows = []
@@ -77,7 +83,15 @@ def build_topics(state: ConsoleState, now_ms: int) -> TopicsPage:
             )
         )
     rows.sort(key=lambda row: (-row.held_back_count, row.is_internal, row.name))
-    return TopicsPage(info=_describe(state, "Topics", now_ms), topics=tuple(rows))
+    query = query or ListQuery()
+    chosen = select_rows(rows, query, lambda row: row.name, page_rows=page_rows)
+    return TopicsPage(
+        info=_describe(state, "Topics", now_ms),
+        query=replace(query, page=chosen.page),
+        topics=chosen.rows,
+        match_count=chosen.match_count,
+        page_count=chosen.page_count,
+    )
 
 
 def build_topic(

@@ -8,11 +8,11 @@ from urllib.parse import urlencode
 from tallystick.console.health import Health
 from tallystick.console.joint import JointTransaction
 from tallystick.console.state import ConsoleState
+from tallystick.console.views.lists import PAGE_ROWS, parse_page
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.texts import format_identity
 from tallystick.kernel.value import Value
 
-PAGE_ROWS: Final = 100
 STRANGER_PREFIX: Final = "producer:"
 """Begins the key of a transaction of no known transactional id."""
 
@@ -39,13 +39,12 @@ class TransactionFilter(Value, kw_only=True):
     @staticmethod
     def parse(query: Mapping[str, str]) -> "TransactionFilter":
         """Read the query of a URL; what it does not know is ignored, as a shared link may be old."""
-        page = query.get("page", "1")
         return TransactionFilter(
             health=query.get("health", ""),
             state=query.get("state", ""),
             store=query.get("store", ""),
             text=query.get("text", ""),
-            page=max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 9 else 1,
+            page=parse_page(query),
         )
 
     def format_query(self, **changes: object) -> str:

@@ -244,6 +244,9 @@ def encode_json(model: object) -> bytes:
 
 
 def format_url(request: Request) -> str:
-    """Return path and query, as the page asks for itself again."""
-    query = request.url.query
-    return f"{request.url.path}?{query}" if query else request.url.path
+    """Return path and query, as the page asks for itself again.
+
+    The path is as it was sent: a name in it may have `/..`, `?` and `%2e` of its own.
+    """
+    path, query = request.scope["raw_path"].decode("ascii"), request.url.query
+    return f"{path}?{query}" if query else path

@@ -27,8 +27,9 @@ from tallystick.console.actions.desk import ActionDesk
 from tallystick.console.actions.request import find_action_url, find_reset_url
 from tallystick.console.feed import StateFeed
 from tallystick.console.state import ConsoleState
-from tallystick.console.views.events import StreamMessage, announce_snapshot, stream_events
-from tallystick.console.views.texts import format_count, format_duration, format_time
+from tallystick.console.views.events import StreamMessage, announce_snapshot, list_unseen, stream_events
+from tallystick.console.views.texts import format_count, format_duration, format_time, pluralize
+from tallystick.console.views.transactions import NO_STATE
 from tallystick.console.visible import show_on_page
 from tallystick.console.web.action_pages import ActionPages, encode_json, format_url
 from tallystick.console.web.download import download_record
@@ -41,6 +42,9 @@ from tallystick.security.http_auth import HttpCredentials
 
 FOLDER: Final = Path(__file__).parent
 STREAM_TYPE: Final = "text/event-stream"
+REQUEST_BYTES_MAX: Final = 256 * 1024
+"""A transactional id has up to 32,767 bytes, of which each may take three in a URL, and an open page names
+its URL twice in a request: as the target, and in a header of htmx."""
 HEARTBEAT_S: Final = 15
 """Seconds between comments in an idle stream, so that proxies do not close it."""
 
@@ -104,10 +108,12 @@ class _Shell:
             "duration": format_duration,
             "count": format_count,
             "time": format_time,
+            "plural": pluralize,
             "path": partial(quote, safe=""),
         }
         self.templates.globals |= {
             "menu": MENU,
+            "no_state": NO_STATE,
             "version": __version__,
             "find_action_url": find_action_url if allows_actions else _find_nothing,
             "find_reset_url": find_reset_url if allows_actions else _find_nothing,
@@ -115,7 +121,7 @@ class _Shell:
 
     async def show(self, page: Page, request: Request) -> Response:
         """Answer with a page, or with its view model as JSON, or with the stream where it is asked for."""
-        if page.is_stream and STREAM_TYPE in request.headers.get("accept", ""):
+        if page.is_stream and _wants_stream(request):
             return self._stream(request)
         page_request = PageRequest(
             state=self._feed.state,
@@ -137,19 +143,33 @@ class _Shell:
         return HTMLResponse(template.render(section="", url="/", path=request.url.path), status_code=404)
 
     def _stream(self, request: Request) -> Response:
-        """Stream events from the one after Last-Event-ID on, and tell of each new snapshot."""
-        last_id = request.headers.get("last-event-id", "")
-        return EventSourceResponse(self._list_messages(last_id), ping=HEARTBEAT_S)
+        """Stream events from the one after Last-Event-ID on, and tell of each new snapshot.
 
-    async def _list_messages(self, last_id: str) -> AsyncIterator[ServerSentEvent]:
+        A slow reader is told of the newest only. One whose page shows another snapshot than the present one
+        is told of that at once: it would wait for the next otherwise.
+        """
+        last_id = request.headers.get("last-event-id", "")
+        seen = request.query_params.get("seen")
+        return EventSourceResponse(self._list_messages(last_id, seen), ping=HEARTBEAT_S)
+
+    async def _list_messages(self, last_id: str, seen: str | None) -> AsyncIterator[ServerSentEvent]:
         state: ConsoleState | None = self._feed.state
-        announced: tuple[StreamMessage, ...] = ()
+        announced: tuple[StreamMessage, ...] = list_unseen(self._feed.state, seen)
         while state is not None:
             for message in (*stream_events(state, last_id), *announced):
                 yield ServerSentEvent(data=message.data, event=message.name, id=message.id)
             last_id = str(state.events.last_number)
             state = await self._feed.wait_for_next(state)
             announced = () if state is None else (announce_snapshot(state),)
+
+
+def _wants_stream(request: Request) -> bool:
+    """Return whether the stream is asked for, and not the page of the same path.
+
+    htmx accepts a stream in answer to whatever it asks for; only an open page's stream names a snapshot.
+    """
+    accepted = request.headers.get("accept", "")
+    return STREAM_TYPE in accepted and ("seen" in request.query_params or "text/html" not in accepted)
 
 
 def _find_nothing(text: str) -> str:

@@ -9,6 +9,7 @@ from tallystick.console.lookup.record_query import BadQuery, RecordQuery, parse_
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.events import build_events
 from tallystick.console.views.groups import build_group, build_groups
+from tallystick.console.views.lists import ListQuery
 from tallystick.console.views.overview import build_overview
 from tallystick.console.views.pipelines import build_pipelines
 from tallystick.console.views.records import view_records
@@ -173,7 +174,7 @@ PAGES: Final = (
         path="/topics",
         template="topics.html",
         section="topics",
-        build=lambda request: build_topics(request.state, request.now_ms),
+        build=lambda request: build_topics(request.state, request.now_ms, ListQuery.parse(request.query)),
     ),
     Page(
         path="/topics/{key:name}",
@@ -186,7 +187,7 @@ PAGES: Final = (
         path="/groups",
         template="groups.html",
         section="groups",
-        build=lambda request: build_groups(request.state, request.now_ms),
+        build=lambda request: build_groups(request.state, request.now_ms, ListQuery.parse(request.query)),
     ),
     Page(
         path="/groups/{key:name}",

@@ -14,7 +14,7 @@ from tallystick.console.health import Limits
 from tallystick.console.listen import ListenOptions
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState
-from tallystick.console.web.app import WebOptions, create_app
+from tallystick.console.web.app import REQUEST_BYTES_MAX, WebOptions, create_app
 from tallystick.console.web.pages import Lookups
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.value import Value
@@ -34,7 +34,7 @@ class SnapshotSource(Protocol):
         """Yield snapshots as they are made, from the newest on."""
 
 
-class _Server(uvicorn.Server):
+class ConsoleServer(uvicorn.Server):
     """A server whose streams end when it stops, so that no open page keeps it waiting."""
 
     def __init__(self, config: uvicorn.Config, feed: StateFeed) -> None:
@@ -80,11 +80,13 @@ async def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
+        http="h11",  # the one whose limit can be set
+        h11_max_incomplete_event_size=REQUEST_BYTES_MAX,
         timeout_graceful_shutdown=STOP_SECONDS_MAX,
         ssl_certfile=options.certificate,
         ssl_keyfile=options.key,
     )
-    server = _Server(config, feed)
+    server = ConsoleServer(config, feed)
     feeding = asyncio.create_task(_feed(source, feed))
     # Without a collector there is nothing to show: its failure ends the console.
     feeding.add_done_callback(lambda _: setattr(server, "should_exit", True))

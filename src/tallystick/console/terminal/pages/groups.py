@@ -65,7 +65,8 @@ def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, lis
     if place.key is not None:
         group = build_group(state, place.key, now_ms)
         return group.info, list(_list_group(group))
-    page = build_groups(state, now_ms)
+    count = len(state.snapshot.groups.groups)
+    page = build_groups(state, now_ms, page_rows=max(1, count))
     wanted = place.filter.text.lower()
     empty = "The cluster has no group, or none that the user of this console may describe."
     table = Table(

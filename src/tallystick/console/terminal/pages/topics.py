@@ -47,7 +47,8 @@ def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, lis
     if place.key is not None:
         topic = build_topic(state, place.key, now_ms)
         return topic.info, list(_list_topic(topic))
-    page = build_topics(state, now_ms)
+    count = len(state.snapshot.topics.partition_counts)
+    page = build_topics(state, now_ms, page_rows=max(1, count))
     wanted = place.filter.text.lower()
     empty = "The cluster has no topic, or none that the user of this console may describe."
     table = Table(
