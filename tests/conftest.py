@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 from tests.support import servers
+from tests.support.plain_logs import keep_formats_of_handlers
 from tests.support.sharing import SlowFilesFirst
 
 # HYPOTHESIS_PROFILE chooses: "quick" for `make check`, "gate" for `make test`, "full" for `make test-full`.
@@ -34,6 +35,11 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLev
 
 # What is loaded stays: to look through it for garbage time and again is a tenth of the quick loop.
 gc.disable()
+
+
+def pytest_runtest_logstart() -> None:
+    """Before pytest's handlers are added: keep their format."""
+    keep_formats_of_handlers()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

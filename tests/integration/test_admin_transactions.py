@@ -116,7 +116,9 @@ def test_a_hanging_transaction_is_found_and_aborted(
     assert plan.guarded
     with caplog.at_level(logging.WARNING, "tallystick.audit"):
         assert admin.abort_transaction(plan)
-    assert [f"abort {at} offset {start} producer 888001/0" in r.message for r in caplog.records] == [True] * 2
+    assert [f"abort {at} offset {start} producer 888001/0" in r.getMessage() for r in caplog.records] == [
+        True
+    ] * 2
     assert admin.find_hanging_transactions(topic=at.topic).cases == ()
     with pytest.raises(NothingOpen):
         admin.abort_transaction(plan)  # the leader's guard: what was planned is no longer there

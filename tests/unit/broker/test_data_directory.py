@@ -76,7 +76,7 @@ async def test_a_recovery_says_what_it_does(tmp_path: Path, caplog: pytest.LogCa
         desk.open()
         desk.clock.advance(10_000)
         desk.files.open_partition(Topic(name="u", topic_id=UUID(int=6), partitions=1), 0, TopicConfig())
-    assert [record.message for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "the last stop was not clean, so 1 logs are scanned from their recovery points",
         "recovery: 1 of 2 logs, 0 MB read",
     ]

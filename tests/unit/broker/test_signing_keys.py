@@ -131,7 +131,7 @@ def test_keys_stay_while_the_endpoint_is_away(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.INFO):
         scene(play, FetchIntervals(refresh_ms=1, retry_backoff_ms=1, retry_backoff_max_ms=1))
     # One line for a failure that stays the same, one for its end.
-    assert [record.getMessage() for record in caplog.records if "keys for tokens" in record.message] == [
+    assert [record.getMessage() for record in caplog.records if "keys for tokens" in record.getMessage()] == [
         "listener OUTSIDE: keys for tokens cannot be fetched, those at hand stay in use: connection refused",
         "listener OUTSIDE: keys for tokens are fetched again",
     ]
