@@ -55,8 +55,7 @@ test-full: $(READY) ## everything there is, in a random order with random exampl
 	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -o timeout=3600 $(TWO) --dist loadfile $(if $(SEED),--randomly-seed=$(SEED))
 
 check: $(READY) ## the quick loop: format, lint, types, layers, twins, quick unit tests (under a minute)
-	@$(BIN)/python -m tools.gate
-	@$(MAKE) --no-print-directory unit
+	@$(BIN)/python -m tools.gate --beside $(MAKE) --no-print-directory unit
 
 unit: $(READY) ## the tests of make check alone
 	@$(SETS) $(BIN)/python -m pytest $(TWO) --dist loadfile $(FIXED) -m "not slow and not server and not kafka and not mount" tests/unit tests/meta
