@@ -1,5 +1,6 @@
 """What the documentation draws from the code is drawn from the code as it is."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,18 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_the_state_diagram_is_current() -> None:
     page = state_diagrams.PAGE.read_text()
     assert state_diagrams.fill(page) == page, "run: python -m tools.state_diagrams"
+
+
+def test_no_diagram_of_a_sequence_has_a_semicolon() -> None:
+    """A semicolon ends a statement of mermaid: the rest of a message would be an error, not a diagram."""
+    diagrams = [
+        (page.name, line)
+        for page in sorted(DOCS.rglob("*.md"))
+        for diagram in re.findall(r"```mermaid\nsequenceDiagram\n(.*?)```", page.read_text(), re.DOTALL)
+        for line in diagram.splitlines()
+    ]
+    assert diagrams, "no page has a diagram"
+    assert [(page, line) for page, line in diagrams if ";" in line] == []
 
 
 @pytest.mark.parametrize(
