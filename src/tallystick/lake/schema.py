@@ -92,9 +92,8 @@ def accepts_files(before: TableDefinition, now: TableDefinition) -> bool:
     if before.identity != now.identity or before.partition_columns != now.partition_columns or now.problems:
         return False
     known = {field.name: field for field in now.schema}
-    return all(known.get(field.name) == field for field in before.schema) and all(
-        field.nullable for field in now.schema if field.name not in before.schema.names
-    )
+    is_kept = all(field.name in known and field.equals(known[field.name]) for field in before.schema)
+    return is_kept and all(field.nullable for field in now.schema if field.name not in before.schema.names)
 
 
 def _fits(kind: pa.DataType, wanted: pa.DataType) -> bool:
