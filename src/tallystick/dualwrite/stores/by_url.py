@@ -36,8 +36,9 @@ _SECRET_WORDS: Final = ("password", "passwd", "pwd", "secret", "token")
 
 def describe_url(url: str) -> str:
     """Return a URL without its password, to name the store by."""
-    if is_table_url(url) and "://" not in url:
-        return url  # a folder
+    if is_table_url(url):
+        kind, _, place = url.partition(":")
+        return f"{kind}:{describe_url(place) if '://' in place else place}"
     if "://" not in url:
         return "(not a URL)"
     try:
