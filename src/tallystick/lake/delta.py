@@ -129,7 +129,7 @@ class DeltaLakeTable:
                 self._table = DeltaTable(self._url.place, storage_options=self._options or None)
         except TableNotFoundError as exc:
             raise UnusableTable(
-                f"table {self._url}: does not exist, and the sink does not create it. Create it first: "
+                f"table {self._url}: does not exist, and is not created here. Create it first: "
                 "DeltaTable.create(...) of deltalake, or CREATE TABLE ... USING delta"
             ) from exc
         return self._table

@@ -28,10 +28,11 @@ from tallystick.dualwrite.stores.base import check_record
 from tallystick.dualwrite.stores.lake.rows import to_all_columns
 from tallystick.dualwrite.stores.lake.transaction import BLOCK_BYTES_MAX, Decision, LakeTransaction
 from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import replace
 from tallystick.lake.data_files import AttemptName, DataFileWriter
 from tallystick.lake.entries import CommitOutcome, LakeEntry
 from tallystick.lake.errors import BadEntry, EntryLost, TableBusy, UnusableTable
-from tallystick.lake.names import TableUrl
+from tallystick.lake.names import parse_table_url
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.ports import DataFile, LakeTable, TableState
 from tallystick.lake.schema import TableDefinition, accepts_files
@@ -301,13 +302,11 @@ class DeltaStore(LakeStore):
             accept_lost: as of a LakeStore.
         Raises: BadConfig for what is no folder; MissingLibrary at the first use.
         """
-        place = str(table).removeprefix("delta:")
-        if "://" not in place:
-            place = str(Path(place).absolute())
+        url = parse_table_url(f"delta:{str(table).removeprefix('delta:')}")
+        if "://" not in url.place:
+            url = replace(url, place=str(Path(url.place).absolute()))
         super().__init__(
-            LakeLocation(
-                url=TableUrl("delta", place), storage_options=tuple(sorted((storage_options or {}).items()))
-            ),
+            LakeLocation(url=url, storage_options=tuple(sorted((storage_options or {}).items()))),
             merge_schema=merge_schema,
             block_bytes_max=block_bytes_max,
             accept_lost=accept_lost,
