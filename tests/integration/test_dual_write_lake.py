@@ -30,6 +30,7 @@ from tallystick.dualwrite import (
 )
 from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.dualwrite.stores.lake.store import UNKNOWN_MAX
+from tallystick.dualwrite.stores.lake.transaction import LakeTransaction
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake import delta
 from tallystick.lake.entries import CommitOutcome
@@ -447,19 +448,19 @@ def test_a_cancelled_call_ends_before_its_task_does(
 ) -> None:
     """[DW-3] Cancelled in the commit, the outcome is found by the recovery; in an append there is none."""
     reached, goes_on = threading.Event(), threading.Event()
-    owner, name = (delta, "_append") if step == "_append" else (delta.DeltaLakeTable, "read_definition")
-    original = getattr(owner, name)
+    owner = delta if step == "_append" else LakeTransaction
+    original = getattr(owner, step)
 
-    def stall(*args: Any) -> Any:
-        if step == "append" or args[1]:
+    def stall(*args: Any, **options: Any) -> Any:
+        if args[1]:
             reached.set()
             assert goes_on.wait(60)
-        return original(*args)
+        return original(*args, **options)
 
     async def live() -> None:
         async with aio.DualWriter(AsyncDeltaStore(world.place), world.config) as writer:
             await writer.recover()
-            monkeypatch.setattr(owner, name, stall)
+            monkeypatch.setattr(owner, step, stall)
 
             async def pay() -> None:
                 async with writer.transaction() as txn:
@@ -472,7 +473,7 @@ def test_a_cancelled_call_ends_before_its_task_does(
             goes_on.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            monkeypatch.setattr(owner, name, original)
+            monkeypatch.setattr(owner, step, original)
             await writer.recover()
 
     asyncio.run(live())

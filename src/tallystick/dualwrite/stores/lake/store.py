@@ -82,6 +82,7 @@ class LakeStore:
         self._storage = open_storage(location.url)
         self._open: Callable[[], LakeTable] = partial(open_table, location)
         self._commits = RLock()  # writers of one process take turns, instead of beating each other
+        self._definition: TableDefinition | None = None
         self.url = str(location.url)
 
     # ---- the store protocol
@@ -156,6 +157,7 @@ class LakeStore:
         except BadEntry as exc:
             raise BadRow(transactional_id, str(exc)) from exc
         self._check_usable(state.definition)
+        self._definition = state.definition
         return state
 
     def read_row(self, state: TableState, transactional_id: str) -> StoredState | None:
@@ -177,11 +179,16 @@ class LakeStore:
         )
 
     def read_definition(self) -> TableDefinition:
-        """Return the table's newest definition. Raises: BadStore."""
+        """Read the table's newest definition. Raises: BadStore."""
         try:
-            return self._open().read_definition()
+            self._definition = definition = self._open().read_definition()
         except UnusableTable as exc:
             raise BadStore(str(exc)) from exc
+        return definition
+
+    def get_definition(self) -> TableDefinition:
+        """Return the definition that was read last; `record` looks again. Raises: BadStore."""
+        return self._definition or self.read_definition()
 
     def add_columns(self, wanted: TableDefinition) -> None:
         """Add columns to the table, in a commit of its own. Raises: TableBusy."""
@@ -250,7 +257,7 @@ class LakeStore:
         """Check that the commit may follow this state of the table. Raises: NotCommitted, CommitUnknown."""
         try:
             check_record(self.read_row(state, decision.row.transactional_id), decision.row, decision.before)
-            if decision.definition is not None and not accepts_files(decision.definition, state.definition):
+            if decision.files and not accepts_files(decision.state.definition, state.definition):
                 raise TableBusy(
                     f"table {self.url}: its definition was changed while the block ran. Neither half is "
                     "committed; run it again"

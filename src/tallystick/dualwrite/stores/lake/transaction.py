@@ -50,8 +50,7 @@ class Phase(Enum):
 class Decision(Value, kw_only=True):
     """What one transaction commits.
 
-    state       the table as it was when the owner was compared
-    definition  the one for which the files were written; None without files
+    state  the table as it was when the owner was compared; the files were written for its definition
     """
 
     row: StoredState
@@ -59,7 +58,6 @@ class Decision(Value, kw_only=True):
     entry: LakeEntry
     state: TableState
     files: tuple[DataFile, ...] = ()
-    definition: TableDefinition | None = None
 
 
 class TableAppender:
@@ -89,7 +87,6 @@ class LakeTransaction:
         self._store = store
         self._phase = Phase.OPEN
         self._rows: list[pa.Table] = []
-        self._definition: TableDefinition | None = None
         self._decision: Decision | None = None
         self._sent_count = 0
         self._unit_began = (0, 0)
@@ -107,7 +104,7 @@ class LakeTransaction:
         self._check_open()
         merges = self._store.merge_schema if merge_schema is None else merge_schema
         try:
-            converted = self._convert(rows, self._read_definition(), merges=merges)
+            converted = self._convert(rows, merges=merges)
         except SchemaDiffers as exc:
             raise SchemaDiffers(f"table {self._store.url}: {exc}. Nothing of these rows was taken") from exc
         size_bytes = converted.nbytes + sum(each.nbytes for each in self._rows)
@@ -120,12 +117,13 @@ class LakeTransaction:
         if converted.num_rows:
             self._rows.append(converted)
 
-    def _convert(self, rows: object, definition: TableDefinition, *, merges: bool) -> pa.Table:
+    def _convert(self, rows: object, *, merges: bool) -> pa.Table:
+        definition = self._store.get_definition()
         try:
             return self._convert_to(rows, definition, merges=merges)
         except SchemaDiffers:
-            # Another writer may have changed the table since this block has read it.
-            newer = self._definition = self._store.read_definition()
+            # Another writer may have changed the table since.
+            newer = self._store.read_definition()
             if newer == definition:
                 raise
             return self._convert_to(rows, newer, merges=merges)
@@ -136,14 +134,8 @@ class LakeTransaction:
         if not missing.names:
             return converted
         self._store.add_columns(TableDefinition(identity=definition.identity, schema=missing))
-        definition = self._definition = self._store.read_definition()
+        definition = self._store.read_definition()
         return to_table_types(read_rows(rows, definition), definition, merge_schema=False)
-
-    def _read_definition(self) -> TableDefinition:
-        """Return the table's definition as it was at the first append of this block."""
-        if self._definition is None:
-            self._definition = self._store.read_definition()
-        return self._definition
 
     # ---- parts that can be taken back
 
@@ -185,33 +177,34 @@ class LakeTransaction:
 
         Raises: Fenced; DatabaseBehind; NotSupported for a second id, since a commit has one entry.
         """
-        if self._phase is not Phase.RECORDED:
-            self._check_open()
-        self._check_records()
-        if self._decision is not None and self._decision.row.transactional_id != row.transactional_id:
+        if self._phase is Phase.RECORDED:
             raise NotSupported(
                 "two transactional ids in one transaction",
                 f"a commit with several entries in {self._store.url}: one cluster for each writer",
             )
+        self._check_open()
+        self._check_records()
         state = self._store.read_table(row.transactional_id)
         check_record(self._store.read_row(state, row.transactional_id), row, before)
-        files = self._write_files(row)
+        files = self._write_files(row, state.definition)
         self._decision = Decision(
             row=row,
             before=before,
             entry=self._store.create_entry(row),
             state=state,
             files=files,
-            definition=self._definition if files else None,
         )
         self._phase = Phase.RECORDED
 
-    def _write_files(self, row: StoredState) -> tuple[DataFile, ...]:
-        if self._decision is not None:
-            return self._decision.files
-        if not self._rows or self._definition is None:
+    def _write_files(self, row: StoredState, definition: TableDefinition) -> tuple[DataFile, ...]:
+        """Write the rows for the newest definition, to which they may have been appended under an older one.
+
+        Raises: SchemaDiffers if they do not fit any more.
+        """
+        if not self._rows:
             return ()
-        files = self._store.write_files(row, self._definition, self._rows)
+        rows = [to_table_types(each, definition, merge_schema=False) for each in self._rows]
+        files = self._store.write_files(row, definition, rows)
         self._rows = []
         return files
 
