@@ -546,6 +546,19 @@ def test_a_log_that_was_cleaned_up_is_no_empty_row(place: Path) -> None:
     assert open_store(place).read_state(ID) == claimed
 
 
+def test_ids_are_found_behind_checkpoints_and_a_log_that_was_cleaned_up(place: Path) -> None:
+    """Also the one whose entry is lost: an operator's `resolve` has to tell of it."""
+    store = open_store(place)
+    assert list(store.transactional_ids()) == []
+    begin_recorded(store, store.claim("a"), 1, 1).commit()
+    store.claim("b")
+    DeltaTable(place).create_checkpoint()
+    for version in range(3):
+        (place / f"_delta_log/{version:020d}.json").unlink()
+    store.claim("c")
+    assert list(open_store(place).transactional_ids()) == ["a", "b", "c"]
+
+
 def test_an_entry_of_something_else_is_no_row(place: Path) -> None:
     store = open_store(place)
     row = store.claim(ID)

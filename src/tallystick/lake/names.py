@@ -86,6 +86,11 @@ def format_application_id(key: str) -> str:
     return _APPLICATION_PREFIX + key
 
 
+def parse_application_id(text: str) -> str | None:
+    """Return the key of an application id of ours; None for that of another application."""
+    return text.removeprefix(_APPLICATION_PREFIX) if text.startswith(_APPLICATION_PREFIX) else None
+
+
 class DataFileName(Value):
     """The parsed name of a data file of ours."""
 

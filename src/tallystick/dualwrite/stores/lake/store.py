@@ -34,7 +34,7 @@ from tallystick.lake.entries import CommitOutcome, LakeEntry
 from tallystick.lake.errors import BadEntry, EntryLost, TableBusy, UnusableTable
 from tallystick.lake.names import parse_table_url
 from tallystick.lake.opening import LakeLocation, open_table
-from tallystick.lake.ports import DataFile, LakeTable, TableState
+from tallystick.lake.ports import DataFile, LakeTable, ListsKeys, TableState
 from tallystick.lake.schema import TableDefinition, accepts_files
 from tallystick.lake.storage import open_storage
 
@@ -128,12 +128,13 @@ class LakeStore:
         return self.read_row(self.read_table(transactional_id), transactional_id)
 
     def transactional_ids(self) -> Iterable[str]:
-        """Return every id that has an entry in the table's kept log, in order. Raises: BadStore."""
+        """Return every id that has an entry, in order. Raises: BadStore."""
+        table = self._open()
         try:
-            owners = self._open().read_files().owners
+            keys = table.list_keys() if isinstance(table, ListsKeys) else table.read_files().owners
         except UnusableTable as exc:
             raise BadStore(str(exc)) from exc
-        return sorted(key.removeprefix(KEY_PREFIX) for key in owners if key.startswith(KEY_PREFIX))
+        return sorted(key.removeprefix(KEY_PREFIX) for key in keys if key.startswith(KEY_PREFIX))
 
     def close(self) -> None:
         """Do nothing: a table keeps nothing open."""

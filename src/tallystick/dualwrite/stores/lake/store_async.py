@@ -118,7 +118,7 @@ class AsyncLakeStore:
         return await call_in_thread(self._store.read_state, transactional_id)
 
     async def transactional_ids(self) -> Iterable[str]:
-        """Return every id that has an entry in the table's kept log, in order."""
+        """Return every id that has an entry, in order."""
         return await call_in_thread(self._store.transactional_ids)
 
     async def close(self) -> None:
