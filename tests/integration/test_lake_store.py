@@ -14,9 +14,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tallystick import PreparedTxnState
+from tallystick.cli.main import main
 from tallystick.dualwrite import BadRow, BadStore, CommitUnknown, DeltaStore, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.stores.lake.store import ATTEMPTS_MAX, UNKNOWN_MAX, format_key
+from tallystick.dualwrite.stores.lake.store import ATTEMPTS_MAX, UNKNOWN_MAX
 from tallystick.dualwrite.stores.lake.transaction import LakeTransaction
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
@@ -24,7 +25,7 @@ from tallystick.lake import delta
 from tallystick.lake.data_files import DataFileWriter
 from tallystick.lake.entries import CommitOutcome
 from tallystick.lake.errors import SchemaDiffers, TableBusy
-from tallystick.lake.names import parse_table_url
+from tallystick.lake.names import format_writer_key, parse_table_url
 from tallystick.lake.storage import LocalStorage
 from tallystick.lake.sweeping import look_for_orphans, remove_orphans
 
@@ -480,9 +481,24 @@ def test_files_of_a_dead_writer_are_orphans_once_its_id_is_claimed(place: Path) 
     begin_recorded(store, store.claim(ID), 1, 1)  # and no more is heard of it
     left = find_files(place)
     store.claim(ID)
-    report = look_for_orphans(store._open(), [format_key(ID)])
+    report = look_for_orphans(store._open(), [format_writer_key(ID)])
     assert set(report.orphans) == left
     remove_orphans(store._open(), report)
+    assert find_files(place) == set()
+
+
+def test_orphans_of_an_id_are_removed_by_the_command(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = open_store(place)
+    begin_recorded(store, store.claim(ID), 1, 1)
+    left = find_files(place)
+    words = ["lake", "vacuum-orphans", f"delta:{place}", "--transactional-id"]
+    assert main([*words, ID, "--dry-run"]) == 0
+    assert "of the last claim: may still be decided" in capsys.readouterr().out
+    store.claim(ID)
+    assert main([*words, "another", "--yes"]) == 0
+    assert find_files(place) == left
+    assert main([*words, ID, "--dry-run"]) == 3
+    assert main([*words, ID, "--yes"]) == 0
     assert find_files(place) == set()
 
 

@@ -32,7 +32,7 @@ from tallystick.kernel.value import replace
 from tallystick.lake.data_files import AttemptName, DataFileWriter
 from tallystick.lake.entries import CommitOutcome, LakeEntry
 from tallystick.lake.errors import BadEntry, EntryLost, TableBusy, UnusableTable
-from tallystick.lake.names import parse_table_url
+from tallystick.lake.names import format_writer_key, parse_table_url, parse_writer_key
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.ports import DataFile, LakeTable, ListsKeys, TableState
 from tallystick.lake.schema import TableDefinition, accepts_files
@@ -44,7 +44,6 @@ _log = logging.getLogger("tallystick.dualwrite")
 ATTEMPTS_MAX: Final = 50
 # A commit that the library refuses for good looks like one that has not arrived yet.
 UNKNOWN_MAX: Final = 3
-KEY_PREFIX: Final = "dual-write:"
 _OWNER_BYTES: Final = 16
 _NAME_BYTES: Final = 8
 
@@ -134,7 +133,8 @@ class LakeStore:
             keys = table.list_keys() if isinstance(table, ListsKeys) else table.read_files().owners
         except UnusableTable as exc:
             raise BadStore(str(exc)) from exc
-        return sorted(key.removeprefix(KEY_PREFIX) for key in keys if key.startswith(KEY_PREFIX))
+        ids = map(parse_writer_key, keys)
+        return sorted(each for each in ids if each is not None)
 
     def close(self) -> None:
         """Do nothing: a table keeps nothing open."""
@@ -144,7 +144,7 @@ class LakeStore:
     def read_table(self, transactional_id: str, *, accepts_loss: bool = False) -> TableState:
         """Read the newest version and the id's entry. Raises: BadStore, BadRow; errors of the storage."""
         try:
-            state = self._open().read(format_key(transactional_id), accepts_loss=accepts_loss)
+            state = self._open().read(format_writer_key(transactional_id), accepts_loss=accepts_loss)
         except UnusableTable as exc:
             raise BadStore(str(exc)) from exc
         except EntryLost as exc:
@@ -173,7 +173,7 @@ class LakeStore:
     def create_entry(self, row: StoredState, name: str | None = None) -> LakeEntry:
         """Return the entry of a row, with a name that no other commit has."""
         return LakeEntry(
-            key=format_key(row.transactional_id),
+            key=format_writer_key(row.transactional_id),
             owner=row.owner,
             commit=name or token_hex(_NAME_BYTES),
             payload=to_bytes(row).decode(),
@@ -203,7 +203,7 @@ class LakeStore:
         Their names have the owner: once the id has another one, they are orphans [LAK-3].
         """
         name = AttemptName(
-            key=format_key(row.transactional_id), owner=row.owner, attempt=token_hex(_NAME_BYTES)
+            key=format_writer_key(row.transactional_id), owner=row.owner, attempt=token_hex(_NAME_BYTES)
         )
         writer = DataFileWriter(self._storage, definition, name)
         try:
@@ -319,8 +319,3 @@ class DeltaStore(LakeStore):
             block_bytes_max=block_bytes_max,
             accept_lost=accept_lost,
         )
-
-
-def format_key(transactional_id: str) -> str:
-    """Return the key of an id in a table. A prefix of Spark's has no colon, so that none is equal to it."""
-    return KEY_PREFIX + transactional_id
