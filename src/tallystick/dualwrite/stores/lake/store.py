@@ -22,6 +22,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from tallystick import _lazy
 from tallystick.dualwrite.errors import BadRow, BadStore, CommitUnknown, DualWriteError, NotCommitted
 from tallystick.dualwrite.model import StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.stores.base import check_record
@@ -308,8 +309,9 @@ class DeltaStore(LakeStore):
             merge_schema: appends add columns that the table lacks.
             block_bytes_max: the rows that one block may hold in memory.
             accept_lost: as of a LakeStore.
-        Raises: BadConfig for what is no folder; MissingLibrary at the first use.
+        Raises: BadConfig for what is no folder; MissingLibrary.
         """
+        _lazy.load("deltalake")  # what is missing is told here, not at the first write
         url = parse_table_url(f"delta:{str(table).removeprefix('delta:')}")
         if "://" not in url.place:
             url = replace(url, place=str(Path(url.place).absolute()))
