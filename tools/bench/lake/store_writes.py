@@ -47,12 +47,12 @@ class Times:
         self.processor_ms.append((time.process_time() - processor_began) * 1e3)
 
     def report(self) -> None:
-        elapsed, processor = sorted(self.elapsed_ms[WARM_UP:]), self.processor_ms[WARM_UP:]
-        worst = elapsed[min(len(elapsed) - 1, int(len(elapsed) * 0.99))]
-        per_s = 1e3 * len(elapsed) / sum(elapsed)
+        times_ms, processor_ms = sorted(self.elapsed_ms[WARM_UP:]), self.processor_ms[WARM_UP:]
+        worst = times_ms[min(len(times_ms) - 1, int(len(times_ms) * 0.99))]
+        per_s = 1e3 * len(times_ms) / sum(times_ms)
         print(
-            f"{self.name:40} n {len(elapsed):4}  p50 {statistics.median(elapsed):6.1f} ms  "
-            f"p99 {worst:6.1f} ms  processor p50 {statistics.median(processor):5.1f} ms  {per_s:6.1f}/s"
+            f"{self.name:40} n {len(times_ms):4}  p50 {statistics.median(times_ms):6.1f} ms  "
+            f"p99 {worst:6.1f} ms  processor p50 {statistics.median(processor_ms):5.1f} ms  {per_s:6.1f}/s"
         )
 
 
@@ -68,7 +68,7 @@ def sync_newest(place: Path) -> None:
 
 def measure_turns(folder: Path, servers: str, rounds: int, rows: Sequence[dict[str, Any]]) -> None:
     table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
-    plain, synced = folder / "plain", folder / "synced"
+    plain_place, synced_place = folder / "plain", folder / "synced"
     writers = [create_writer(folder / name, servers) for name in ("both", "rows")]
 
     def write_block(writer: DualWriter[Any], *, sends: bool) -> None:
@@ -78,13 +78,13 @@ def measure_turns(folder: Path, servers: str, rounds: int, rows: Sequence[dict[s
                 txn.send(TOPIC, b"paid")
 
     def write_synced() -> None:
-        write_deltalake(synced, table, mode="append")
-        sync_newest(synced)
+        write_deltalake(synced_place, table, mode="append")
+        sync_newest(synced_place)
 
     kinds: dict[str, Callable[[], object]] = {
         "rows and a record, one decision": lambda: write_block(writers[0], sends=True),
         "rows alone, by the same writer": lambda: write_block(writers[1], sends=False),
-        "write_deltalake, at least once": lambda: write_deltalake(plain, table, mode="append"),
+        "write_deltalake, at least once": lambda: write_deltalake(plain_place, table, mode="append"),
         "write_deltalake, synced": write_synced,
     }
     times = {name: Times(name) for name in kinds}

@@ -27,7 +27,7 @@ from tallystick.dualwrite.errors import BadRow, BadStore, CommitUnknown, DualWri
 from tallystick.dualwrite.model import StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.stores.base import check_record
 from tallystick.dualwrite.stores.lake.rows import to_all_columns
-from tallystick.dualwrite.stores.lake.transaction import BLOCK_BYTES_MAX, Decision, LakeTransaction
+from tallystick.dualwrite.stores.lake.transaction import BLOCK_BYTES_MAX, LakeDecision, LakeTransaction
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
 from tallystick.lake.data_files import AttemptName, DataFileWriter
@@ -221,7 +221,7 @@ class LakeStore:
         for file in files:
             self._open().remove(file.path)
 
-    def decide(self, decision: Decision) -> None:
+    def decide(self, decision: LakeDecision) -> None:
         """Commit the files and the row of a transaction as the next version [DW-22].
 
         Raises: NotCommitted, CommitUnknown.
@@ -246,7 +246,7 @@ class LakeStore:
                     )
         raise NotCommitted(self._build_busy_error())
 
-    def _read_again(self, decision: Decision, outcome: CommitOutcome) -> TableState:
+    def _read_again(self, decision: LakeDecision, outcome: CommitOutcome) -> TableState:
         """Read the table after an attempt. Raises: CommitUnknown if that may be under way, NotCommitted."""
         try:
             return self.read_table(decision.row.transactional_id)
@@ -255,7 +255,9 @@ class LakeStore:
                 raise CommitUnknown(f"table {self.url} cannot be read: {exc}") from exc
             raise NotCommitted(exc) from exc
 
-    def _check_decision(self, decision: Decision, state: TableState, outcome: CommitOutcome | None) -> None:
+    def _check_decision(
+        self, decision: LakeDecision, state: TableState, outcome: CommitOutcome | None
+    ) -> None:
         """Check that the commit may follow this state of the table. Raises: NotCommitted, CommitUnknown."""
         try:
             check_record(self.read_row(state, decision.row.transactional_id), decision.row, decision.before)

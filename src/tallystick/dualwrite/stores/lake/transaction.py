@@ -38,7 +38,7 @@ BLOCK_BYTES_MAX: Final = 256 * 1024 * 1024
 """Rows of one block in memory; a larger one is many blocks, or a job of Spark's."""
 
 
-class Phase(Enum):
+class BlockPhase(Enum):
     """What has become of a transaction."""
 
     OPEN = auto()  # rows may be appended
@@ -47,7 +47,7 @@ class Phase(Enum):
     ENDED = auto()
 
 
-class Decision(Value, kw_only=True):
+class LakeDecision(Value, kw_only=True):
     """What one transaction commits.
 
     state  the table as it was when the owner was compared; the files were written for its definition
@@ -85,9 +85,9 @@ class LakeTransaction:
 
     def __init__(self, store: "LakeStore") -> None:
         self._store = store
-        self._phase = Phase.OPEN
+        self._phase = BlockPhase.OPEN
         self._rows: list[pa.Table] = []
-        self._decision: Decision | None = None
+        self._decision: LakeDecision | None = None
         self._sent_count = 0
         self._unit_began = (0, 0)
         self._has_orphaned_records = False
@@ -177,7 +177,7 @@ class LakeTransaction:
 
         Raises: Fenced; DatabaseBehind; NotSupported for a second id, since a commit has one entry.
         """
-        if self._phase is Phase.RECORDED:
+        if self._phase is BlockPhase.RECORDED:
             raise NotSupported(
                 "two transactional ids in one transaction",
                 f"a commit with several entries in {self._store.url}: one cluster for each writer",
@@ -187,14 +187,14 @@ class LakeTransaction:
         state = self._store.read_table(row.transactional_id)
         check_record(self._store.read_row(state, row.transactional_id), row, before)
         files = self._write_files(row, state.definition)
-        self._decision = Decision(
+        self._decision = LakeDecision(
             row=row,
             before=before,
             entry=self._store.create_entry(row),
             state=state,
             files=files,
         )
-        self._phase = Phase.RECORDED
+        self._phase = BlockPhase.RECORDED
 
     def _write_files(self, row: StoredState, definition: TableDefinition) -> tuple[DataFile, ...]:
         """Write the rows for the newest definition, to which they may have been appended under an older one.
@@ -213,34 +213,34 @@ class LakeTransaction:
 
         Raises: NotCommitted by Fenced, DatabaseBehind, TableBusy or BadStore; CommitUnknown.
         """
-        if self._phase is not Phase.RECORDED or self._decision is None:
-            text = "this transaction has ended" if self._phase is Phase.ENDED else "nothing was recorded"
+        if self._phase is not BlockPhase.RECORDED or self._decision is None:
+            text = "this transaction has ended" if self._phase is BlockPhase.ENDED else "nothing was recorded"
             raise NotCommitted(NotYours(f"{text}: its rows are committed with a record, or not at all"))
         if self._is_without_effect(self._decision):
-            self._phase = Phase.ENDED
+            self._phase = BlockPhase.ENDED
             return
-        self._phase = Phase.SENT
+        self._phase = BlockPhase.SENT
         try:
             self._store.decide(self._decision)
         except NotCommitted:
-            self._phase = Phase.RECORDED  # the files can go
+            self._phase = BlockPhase.RECORDED  # the files can go
             raise
-        self._phase = Phase.ENDED
+        self._phase = BlockPhase.ENDED
 
-    def _is_without_effect(self, decision: Decision) -> bool:
+    def _is_without_effect(self, decision: LakeDecision) -> bool:
         """Return whether there is nothing to decide: no rows, and a record that is there already."""
         current = decision.state.entry
         return not decision.files and current is not None and current.payload == decision.entry.payload
 
     def rollback(self) -> None:
         """Forget the rows, and remove the files if no version can name them."""
-        phase, self._phase = self._phase, Phase.ENDED
+        phase, self._phase = self._phase, BlockPhase.ENDED
         self._rows = []
-        if phase is Phase.RECORDED and self._decision is not None:
+        if phase is BlockPhase.RECORDED and self._decision is not None:
             self._store.remove_files(self._decision.files)
 
     def _check_open(self) -> None:
-        if self._phase is not Phase.OPEN:
+        if self._phase is not BlockPhase.OPEN:
             raise NotYours("this transaction has ended")
 
     def _check_records(self) -> None:
