@@ -18,6 +18,7 @@ EXTRAS = {
     "sql": ("tallystick.dualwrite:SqlStore", "tallystick.dualwrite:AsyncSqlStore"),
     "django": ("tallystick.dualwrite:DjangoStore",),
     "rocksdb": ("tallystick.dualwrite:RocksStore",),
+    "delta": ("deltalake", "tallystick.dualwrite:DeltaStore"),
     "zookeeper": ("tallystick.dualwrite:ZooKeeperStore",),
     "metrics": ("prometheus_client",),
     "re2": ("re2",),

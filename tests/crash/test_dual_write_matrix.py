@@ -23,6 +23,7 @@ from tests.support import crash_table
 from tests.support.dual_write_lives import Life, Lives, Strike
 from tests.support.dual_write_stores import KINDS, Place, create, leave, opened, rows, write
 from tests.support.effort import LONG, long_form
+from tests.support.lake_effects import DECISION_WRITTEN
 from tests.support.secure_broker_process import SECRET, SESSION_MS, SecureBroker
 from tests.support.servers import quick_place
 from tools.servers import apache_kafka
@@ -34,7 +35,17 @@ KAFKA = "Apache Kafka"
 OURS = "tallystick"
 MODES = {"2pc": {}, "keep": {"tallystick.modes": "keep"}, "resume": {"tallystick.modes": "resume"}}
 # After each of these something else is left to find out.
-DECISIVE = ("flush", "prepare", "record", "commit database", "commit", "start commit", "confirm commit")
+DECISIVE = (
+    "flush",
+    "prepare",
+    "finish data file",
+    "record",
+    DECISION_WRITTEN,
+    "commit database",
+    "commit",
+    "start commit",
+    "confirm commit",
+)
 DECISIVE_OF_RECOVERY = ("claim", "init", "complete")
 # What a killed payment leaves for the next recovery: undecided, decided, finished.
 LEFT_BY = ("record", "commit database", "commit") if LONG else ("commit database",)
@@ -85,6 +96,8 @@ def folder() -> Iterator[Path]:
 def place(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Place]:
     if kind == "rocksdb":
         made = Place(kind, str(folder / "rocks"))
+    elif kind.startswith("delta"):
+        made = Place(kind, str(folder / "table"))
     elif kind.startswith("sqlite"):
         made = Place(kind, f"sqlite:///{folder / 'rows.db'}")
     elif kind == "zookeeper":
@@ -178,7 +191,7 @@ class Cell:
         pay = [10 * n + 1, -n, 10 * n + 2] if self.in_batches else n
         life = self.lives.live(self.place, self.config, pay=pay, strike=strike, wait=self.wait)
         # The one moment at which both halves are decided [DW-7].
-        if "commit database" in life.done:
+        if "commit database" in life.done or DECISION_WRITTEN in life.done:
             self.expected += [each for each in ([pay] if isinstance(pay, int) else pay) if each > 0]
         return life
 

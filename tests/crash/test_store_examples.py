@@ -11,7 +11,9 @@ from pathlib import Path
 
 import httpx
 import psycopg
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from rocksdict import Rdict
 from tests.support.reading import committed_records
 from tests.support.servers import PostgreSQL
@@ -169,3 +171,29 @@ def test_a_keeper_of_stock_on_rocksdb(broker: EmbeddedBroker, tmp_path: Path) ->
     database = Rdict(path)
     assert dict(database.items()) == dict(records)
     database.close()
+
+
+def test_a_collector_of_readings_on_a_delta_table(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """[DW-1] [DW-2] Killed in the middle of its batches; every reading is in table and topic, once."""
+    table = tmp_path / "readings"
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "delta_readings.py"), broker.bootstrap_servers]
+    readings = [f"meter-{each % 7}={each}.0" for each in range(3_000)]
+    with subprocess.Popen([*command, str(table), *readings], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        printed: list[str] = []
+        while len(printed) < 30:
+            line = process.stdout.readline()
+            assert line, "it ended early"
+            printed += line.split() if line.startswith("meter-") else []
+        process.kill()
+    subprocess.run(
+        [*command, str(table), "after=1.0", "after=2.0"], check=True, stdout=subprocess.DEVNULL, timeout=60
+    )
+
+    records = [f"{key}={value}" for key, value in read_committed(broker, "readings")]
+    rows = pa.table(DeltaTable(table).scan().read_all()).to_pylist()
+    assert sorted(f"{row['meter']}={row['value']}" for row in rows) == sorted(records)
+    assert records[-2:] == ["after=1.0", "after=2.0"]
+    assert records[:-2] == readings[: len(records) - 2]
+    assert set(printed) <= set(records)
+    assert (len(records) - 2) % 3 == 0

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from kazoo.client import KazooClient
 from rocksdict import Rdict
 from tests.support.effort import LONG
@@ -43,7 +45,7 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield running
 
 
-@pytest.fixture(params=["rocksdb", "zookeeper", "django", "async"])
+@pytest.fixture(params=["rocksdb", "zookeeper", "django", "async", "delta"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     kind = request.param
     if kind == "rocksdb":
@@ -54,6 +56,14 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
                 return {str(key) for key in database.keys()}  # noqa: SIM118
 
         return World(kind, path, keys)
+    if kind == "delta":
+        table = tmp_path / "table"
+        DeltaTable.create(table, schema=pa.schema([("v", pa.string())]))
+
+        def values() -> set[str]:
+            return set(pa.table(DeltaTable(table).scan().read_all())["v"].to_pylist())
+
+        return World(kind, str(table), values)
     if kind == "zookeeper":
         zookeeper: ZooKeeper = request.getfixturevalue("zookeeper")
         root = zookeeper.new_root()

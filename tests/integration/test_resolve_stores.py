@@ -28,10 +28,12 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield broker
 
 
-@pytest.fixture(params=["rocksdb", "zookeeper", "django"])
+@pytest.fixture(params=["rocksdb", "zookeeper", "django", "delta"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "rocksdb":
         made = Place("rocksdb", str(tmp_path / "rocks"))
+    elif request.param == "delta":
+        made = Place("delta", str(tmp_path / "table"))
     elif request.param == "zookeeper":
         server = request.getfixturevalue("zookeeper")
         made = Place("zookeeper", f"{server.hosts}{server.new_root()}")
@@ -46,7 +48,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 def url_of(place: Place) -> str:
     if place.kind == "django":
         return place.url.render_as_string(hide_password=False)
-    return f"{place.kind}://{place.where}"
+    return f"delta:{place.where}" if place.kind == "delta" else f"{place.kind}://{place.where}"
 
 
 def resolve(
@@ -141,6 +143,9 @@ def test_a_rocksdb_that_a_process_has_open_is_left_to_it(
         ("zookeeper:///root", 2, "zookeeper://HOST:PORT"),
         ("zookeeper://localhost:1?timeout=5", 2, "zookeeper://HOST:PORT"),
         ("zookeeper://me:secret@localhost:x/root", 2, "Port could not be"),
+        ("delta:{folder}/none", 1, "does not exist"),
+        ("delta:", 2, "is not the URL of a lake table"),
+        ("delta:s3://bucket/table", 2, "object store"),
     ],
 )
 def test_a_url_that_names_no_store_is_one_line(

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import django
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from django.conf import settings
 from django.db import connections
 from kazoo.client import KazooClient, TransactionRequest
@@ -15,8 +17,18 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from tests.support.servers import PostgreSQL, ZooKeeper
 
-from tallystick.dualwrite import AsyncSqlStore, DjangoStore, RocksStore, ZooKeeperStore
+from tallystick.client.errors import NotSupported
+from tallystick.dualwrite import (
+    AsyncDeltaStore,
+    AsyncSqlStore,
+    DeltaStore,
+    DjangoStore,
+    RocksStore,
+    ZooKeeperStore,
+)
 from tallystick.dualwrite.model import StoredState
+from tallystick.lake import delta
+from tallystick.lake.names import parse_table_url
 from tallystick.testing.store_suite import CallRunner, StoreSuite
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -138,3 +150,57 @@ class TestZooKeeperStore(StoreSuite):
     def read(self, store: ZooKeeperStore) -> set[str]:
         store.client.sync(self.mine)
         return set(store.client.get_children(self.mine))
+
+
+class LakeSuite(StoreSuite):
+    """What the stores in a Delta table have in common here."""
+
+    def read(self, store: Any) -> set[str]:
+        return set(pa.table(DeltaTable(self.table).scan().read_all())["v"].to_pylist())
+
+    def make_table(self, folder: Path) -> Path:
+        self.table = folder / "mine"
+        DeltaTable.create(self.table, schema=pa.schema([("v", pa.string())]))
+        return self.table
+
+    def test_several_ids_are_recorded_or_none(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
+        """A commit has one entry, so a second id is refused and takes the transaction with it."""
+        one, two = pair
+        rows = [desk.call(one.claim, each) for each in ("east", "west")]
+        txn = desk.call(one.begin)
+        desk.call(self.write, txn.handle, "a")
+        desk.call(txn.record, rows[0])
+        with pytest.raises(NotSupported, match="one cluster for each writer"):
+            desk.call(txn.record, rows[1])
+        desk.call(txn.rollback)
+        assert [desk.call(two.read_state, row.transactional_id) for row in rows] == rows
+        assert desk.call(self.read, two) == set()
+
+
+class TestDeltaStore(LakeSuite):
+    @pytest.fixture(params=["one table object", "two"])
+    def stores(self, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], DeltaStore]:
+        """Two stores of a process share what was read of a table; those of two processes do not."""
+        table = self.make_table(tmp_path)
+
+        def open_store() -> DeltaStore:
+            store = DeltaStore(table)
+            if request.param == "two":
+                own = delta.DeltaLakeTable(parse_table_url(store.url), {})
+                store._open = lambda: own
+            return store
+
+        return open_store
+
+    def write(self, handle: Any, value: str) -> None:
+        handle.append([{"v": value}])
+
+
+class TestAsyncDeltaStore(LakeSuite):
+    @pytest.fixture
+    def stores(self, tmp_path: Path) -> Callable[[], AsyncDeltaStore]:
+        table = self.make_table(tmp_path)
+        return lambda: AsyncDeltaStore(table)
+
+    async def write(self, handle: Any, value: str) -> None:
+        await handle.append([{"v": value}])

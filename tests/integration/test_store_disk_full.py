@@ -7,13 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 from tests.support.servers import PostgreSQL, running
 
 from tallystick import PreparedTxnState
-from tallystick.dualwrite import CommitUnknown, SqlStore
+from tallystick.dualwrite import CommitUnknown, DeltaStore, NotCommitted, SqlStore
 from tallystick.kernel.value import replace
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -24,10 +27,19 @@ STATE = PreparedTxnState("7:0")
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
     """A tmpfs of 200 MiB, which every account can reach: PostgreSQL's own files, its log, and little more."""
+    yield from mount_disk(200)
+
+
+@pytest.fixture
+def tiny_disk() -> Iterator[Path]:
+    yield from mount_disk(2)
+
+
+def mount_disk(size_mib: int) -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     with TemporaryDirectory() as folder:
-        mount = ["mount", "-t", "tmpfs", "-o", "size=200m,mode=755", "tmpfs", folder]
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m,mode=755", "tmpfs", folder]
         mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
         if mounted.returncode:
             pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
@@ -79,6 +91,35 @@ def test_postgresql_on_a_full_disk(small_disk: Path) -> None:
             last = connection.execute(text("SELECT max(epoch) FROM mine")).scalar_one()
         assert str(row.state) == (f"7:{last}" if last else ""), failure
         engine.dispose()
+
+
+@pytest.mark.mount
+def test_a_delta_table_on_a_full_disk(tiny_disk: Path) -> None:
+    """[DW-3] A data file or a log entry finds no room: refused or unknown; the claim says which rows are."""
+    table = tiny_disk / "table"
+    DeltaTable.create(table, schema=pa.schema([("epoch", pa.int64()), ("filler", pa.binary())]))
+    store = DeltaStore(table)
+    failures = 0
+    row = store.claim("id")
+    for epoch in range(1, 1_000):
+        transaction = store.begin()
+        # Smaller and smaller, so that at last it is the log entry that finds no room.
+        transaction.handle.append([{"epoch": epoch, "filler": os.urandom(60_000 >> failures)}])
+        try:
+            transaction.record(replace(row, state=PreparedTxnState(f"7:{epoch}")))
+            transaction.commit()
+        except (OSError, NotCommitted, CommitUnknown):
+            failures += 1
+            transaction.rollback()
+            if failures == 20:
+                break
+    assert failures == 20
+    subprocess.run(["mount", "-o", "remount,size=8m", str(tiny_disk)], check=True)
+
+    claimed = DeltaStore(table).claim("id")
+    last = pc.max(pa.table(DeltaTable(table).scan().read_all())["epoch"]).as_py()
+    assert last
+    assert str(claimed.state) == f"7:{last}"
 
 
 def test_sqlite_at_its_last_page(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from tests.support import dual_write_stores as stores
 from tests.support.dual_write_lives import STUCK_S, Strike
+from tests.support.lake_effects import announce_effects
 
 from tallystick.dualwrite import DualWriter, aio
 from tallystick.dualwrite.aio import batches as aio_batches
@@ -186,6 +187,8 @@ async def _live_async(place: Any, told: dict[str, Any], watch: _Watch) -> None:
 def _begin(told: dict[str, Any]) -> None:
     place = stores.Place(**told["place"])
     watch = _Watch(Strike(**told["strike"]))
+    if place.kind in stores.LAKE:
+        announce_effects(watch.step)
     if place.is_async:
         asyncio.run(_live_async(place, told, watch))
     else:

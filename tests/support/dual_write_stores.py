@@ -1,7 +1,7 @@
 """The databases of a dual write by name: opened in a process that will be killed, and read by the checker.
 
 A database is a name (`sqlite`, `postgresql+asyncpg`, …) and a location. The rows of a writer are numbers,
-each in the table, family or path called `paid`.
+each in the table, family or path called `paid`; of a lake, the table itself.
 """
 
 import asyncio
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import django
+import pyarrow as pa
+from deltalake import DeltaTable
 from django.conf import settings
 from django.db import connections
 from kazoo.client import KazooClient
@@ -19,11 +21,20 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from tallystick.dualwrite import AsyncSqlStore, DjangoStore, RocksStore, SqlStore, ZooKeeperStore
+from tallystick.dualwrite import (
+    AsyncDeltaStore,
+    AsyncSqlStore,
+    DeltaStore,
+    DjangoStore,
+    RocksStore,
+    SqlStore,
+    ZooKeeperStore,
+)
 
 ASYNC = ("sqlite+aiosqlite", "postgresql+asyncpg", "postgresql+psycopg async", "mysql+asyncmy")
 SQL = ("sqlite", "postgresql+psycopg", "mysql+pymysql", *ASYNC)
-KINDS = (*SQL, "django", "rocksdb", "zookeeper")
+LAKE = ("delta", "delta async")
+KINDS = (*SQL, "django", "rocksdb", "zookeeper", *LAKE)
 INSERT = "INSERT INTO paid VALUES (:n)"
 
 
@@ -36,7 +47,7 @@ class Place:
 
     @property
     def is_async(self) -> bool:
-        return self.kind in ASYNC
+        return self.kind in ASYNC or self.kind.endswith(" async")
 
     @property
     def url(self) -> URL:
@@ -58,6 +69,8 @@ def write(kind: str, handle: Any, n: int) -> Any:
         case "django":
             with handle.cursor() as cursor:
                 cursor.execute("INSERT INTO paid VALUES (%s)", [n])
+        case "delta" | "delta async":
+            return handle.append([{"n": n}])
         case _:
             return handle.execute(text(INSERT), {"n": n})
     return None
@@ -76,6 +89,8 @@ def opened(place: Place) -> Iterator[Any]:
         case "django":
             with closing(_django(place)):
                 yield DjangoStore("default")
+        case "delta":
+            yield DeltaStore(place.where)
         case _:
             engine = _engine(place)
             yield SqlStore(engine)
@@ -83,7 +98,10 @@ def opened(place: Place) -> Iterator[Any]:
 
 
 @asynccontextmanager
-async def opened_async(place: Place) -> AsyncIterator[AsyncSqlStore]:
+async def opened_async(place: Place) -> AsyncIterator[AsyncSqlStore | AsyncDeltaStore]:
+    if place.kind == "delta async":
+        yield AsyncDeltaStore(place.where)
+        return
     engine = create_async_engine(place.url, poolclass=NullPool)
     yield AsyncSqlStore(engine)
     await engine.dispose()
@@ -95,6 +113,8 @@ def create(place: Place) -> None:
         host, _, root = place.where.partition("/")
         with _connected(Place("zookeeper", host)) as client:
             client.ensure_path(f"/{root}/paid")
+    if place.kind in LAKE:
+        DeltaTable.create(place.where, schema=pa.schema([("n", pa.int64())]))
     if place.kind in (*SQL, "django"):
         with closing_engine(place) as engine, engine.begin() as connection:
             connection.execute(text("CREATE TABLE paid (n INTEGER PRIMARY KEY)"))
@@ -118,6 +138,8 @@ def rows(place: Place) -> list[int]:
                 return [int(str(key)[5:]) for key in database.keys()]  # noqa: SIM118
         case "zookeeper":
             return _children(_session(place.where))
+        case "delta" | "delta async":
+            return sorted(pa.table(DeltaTable(place.where).scan().read_all())["n"].to_pylist())
         case _:
             with closing_engine(place) as engine, engine.connect() as connection:
                 return list(connection.execute(text("SELECT n FROM paid ORDER BY n")).scalars())

@@ -13,7 +13,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tallystick.dualwrite import AsyncSqlStore, DjangoStore, DualWriter, RocksStore, ZooKeeperStore, aio
+from tallystick.dualwrite import (
+    AsyncSqlStore,
+    DeltaStore,
+    DjangoStore,
+    DualWriter,
+    RocksStore,
+    ZooKeeperStore,
+    aio,
+)
 from tallystick.dualwrite.recipes import RecipeStep
 
 TOPIC = "matrix"
@@ -62,8 +70,13 @@ def django(where: str) -> tuple[DjangoStore, Callable[[Any, str], None]]:
     return DjangoStore(), write
 
 
+def delta(path: str) -> tuple[DeltaStore, Callable[[Any, str], None]]:
+    return DeltaStore(path), lambda txn, value: txn.handle.append([{"v": value}])
+
+
 def waiting(kind: str, where: str, config: dict[str, object], step: str, value: str) -> None:
-    store, write = {"rocksdb": rocksdb, "zookeeper": zookeeper, "django": django}[kind](where)
+    openers = {"rocksdb": rocksdb, "zookeeper": zookeeper, "django": django, "delta": delta}
+    store, write = openers[kind](where)
     store.create()
     writer: DualWriter[Any] = DualWriter(store, config, watch=killer(step))
     writer.recover()

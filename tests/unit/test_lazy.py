@@ -30,6 +30,7 @@ sys.meta_path.insert(0, Without())
         ("sqlalchemy", "dualwrite.SqlStore", "sql"),
         ("kazoo", "dualwrite.ZooKeeperStore", "zookeeper"),
         ("rocksdict", "dualwrite.RocksStore", "rocksdb"),
+        ("pyarrow", "dualwrite.DeltaStore", "arrow"),
         ("django", "dualwrite.DjangoStore", "django"),
         ("pyspark", "spark.register", "spark"),
         ("pyspark", "pipeline.Pipeline", "spark"),

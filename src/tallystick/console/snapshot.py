@@ -146,6 +146,7 @@ class StoreKind(Enum):
     SQL = "SQL"
     ROCKSDB = "RocksDB"
     ZOOKEEPER = "ZooKeeper"
+    LAKE = "lake table"
 
 
 class ServerPreparedTransaction(Value, kw_only=True):

@@ -46,12 +46,15 @@ if TYPE_CHECKING:
     from tallystick.dualwrite.rules.recovery import Finding, Report, Verdict
     from tallystick.dualwrite.rules.retry_rules import Retry
     from tallystick.dualwrite.stores.django import DjangoStore
+    from tallystick.dualwrite.stores.lake.store import DeltaStore
+    from tallystick.dualwrite.stores.lake.store_async import AsyncDeltaStore
     from tallystick.dualwrite.stores.rocksdb import RocksStore
     from tallystick.dualwrite.stores.sql import SqlStore
     from tallystick.dualwrite.stores.sql_async import AsyncSqlStore
     from tallystick.dualwrite.stores.zookeeper import ZooKeeperStore
 
 __all__ = [
+    "AsyncDeltaStore",
     "AsyncSqlStore",
     "BadResult",
     "BadRow",
@@ -60,6 +63,7 @@ __all__ = [
     "CommitUnknown",
     "DataLoss",
     "DatabaseBehind",
+    "DeltaStore",
     "DjangoStore",
     "DualWriteError",
     "DualWriter",
@@ -109,6 +113,8 @@ if not TYPE_CHECKING:
         "rules.recovery": "Finding Report Verdict",
         "rules.retry_rules": "Retry",
         "stores.django": "DjangoStore",
+        "stores.lake.store": "DeltaStore",
+        "stores.lake.store_async": "AsyncDeltaStore",
         "stores.rocksdb": "RocksStore",
         "stores.sql": "SqlStore",
         "stores.sql_async": "AsyncSqlStore",

@@ -8,6 +8,7 @@ fails removes its files; what a killed process leaves is an orphan (`orphans`).
 import json
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import date
 from typing import Any, Final
 
@@ -86,8 +87,9 @@ class DataFileWriter:
         """Remove the files, as far as that is possible: what stays is an orphan."""
         for file in self._open_files.values():
             if file.writer is not None:
-                file.writer.close()
-                file.sink.close()
+                for part in (file.writer, file.sink):
+                    with suppress(Exception):  # what has failed once may not close, and the file goes anyway
+                        part.close()
         for path in self._paths:
             self._storage.try_remove(path)
 
@@ -152,10 +154,13 @@ class DataFileWriter:
         )
 
     def _close(self, key: PartitionKey) -> None:
-        file = self._open_files.pop(key)
-        if file.writer is None:
-            return
-        file.writer.close()
+        file = self._open_files[key]
+        if file.writer is not None:
+            file.writer.close()
+            self._finish(key, file)
+        del self._open_files[key]
+
+    def _finish(self, key: PartitionKey, file: _OpenFile) -> None:
         size_bytes = self._storage.finish(file.path, file.sink)
         (metadata,) = file.metadata
         self._files.append(

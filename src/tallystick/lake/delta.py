@@ -16,7 +16,7 @@ by tests/integration/test_lake_delta.py.
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
@@ -30,6 +30,7 @@ from deltalake.schema import Schema as DeltaSchema
 from deltalake.transaction import AddAction
 
 from tallystick.kernel.settings import BadConfig
+from tallystick.lake.delta_applications import LOG_FOLDER, read_application_ids
 from tallystick.lake.entries import (
     METADATA_KEY,
     CommitOutcome,
@@ -39,7 +40,12 @@ from tallystick.lake.entries import (
     judge_outcome,
 )
 from tallystick.lake.errors import BadEntry, EntryLost, TableBusy, UnusableTable
-from tallystick.lake.names import TableUrl, find_unsafe_options, format_application_id
+from tallystick.lake.names import (
+    TableUrl,
+    find_unsafe_options,
+    format_application_id,
+    parse_application_id,
+)
 from tallystick.lake.ports import DataFile, TableFiles, TableState
 from tallystick.lake.schema import TableDefinition, find_added_columns
 from tallystick.lake.storage import Storage, open_storage
@@ -47,7 +53,6 @@ from tallystick.lake.upserts import find_key_problem, format_assignments, format
 
 _log = logging.getLogger("tallystick.lake")
 
-_LOG_FOLDER: Final = "_delta_log"
 _MIN_WRITER_WITH_FEATURES: Final = 7
 # Features that change nothing for a writer that only adds files with plain columns, or that are looked for
 # in the metadata below.
@@ -129,7 +134,7 @@ class DeltaLakeTable:
                 self._table = DeltaTable(self._url.place, storage_options=self._options or None)
         except TableNotFoundError as exc:
             raise UnusableTable(
-                f"table {self._url}: does not exist, and the sink does not create it. Create it first: "
+                f"table {self._url}: does not exist, and is not created here. Create it first: "
                 "DeltaTable.create(...) of deltalake, or CREATE TABLE ... USING delta"
             ) from exc
         return self._table
@@ -247,7 +252,7 @@ class DeltaLakeTable:
         with self._lock:
             table = self._refresh()
             referenced = set(pa.table(table.get_add_actions())["path"].to_pylist())
-            names = sorted(name for name in self.storage.list(_LOG_FOLDER) if name.endswith(".json"))
+            names = sorted(name for name in self.storage.list(LOG_FOLDER) if name.endswith(".json"))
         owners: dict[str, str] = {}
         for name in names:
             text = self.storage.read(name)
@@ -261,6 +266,12 @@ class DeltaLakeTable:
                 owners[entry.key] = entry.owner
         return TableFiles(referenced=referenced, owners=owners)
 
+    def list_keys(self) -> Collection[str]:
+        with self._lock:
+            self._refresh()  # it is a table
+        keys = map(parse_application_id, read_application_ids(self.storage))
+        return {key for key in keys if key is not None}
+
     def remove(self, path: str) -> None:
         self.storage.try_remove(path)
 
@@ -270,7 +281,7 @@ def _read_environment() -> dict[str, str]:
 
 
 def _name_log_entry(version: int) -> str:
-    return f"{_LOG_FOLDER}/{version:020d}.json"
+    return f"{LOG_FOLDER}/{version:020d}.json"
 
 
 def _parse_actions(text: bytes) -> Iterator[dict[str, Any]]:

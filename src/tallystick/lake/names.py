@@ -1,7 +1,8 @@
 """Names around a lake table: its URL, the key of a writer in its log, and its data files. Pure.
 
     delta:/lake/delays                    the URL of a table: its format, and its place
-    tallystick:pipeline.flights/database  the application id of a key in Delta's log
+    tallystick:pipeline.flights/database  the application id of a key in Delta's log: of a query's prefix
+    tallystick:dual-write:payments-1      and of a dual writer's transactional id
     tallystick-<key>-<owner>-<attempt>-<number>.parquet
                                           a data file: digests of the key and of the owner that wrote it, a
                                           random name for the attempt, and a number within that attempt
@@ -19,6 +20,7 @@ from tallystick.kernel.value import Value
 FORMATS: Final = ("delta",)
 
 _APPLICATION_PREFIX: Final = "tallystick:"
+_WRITER_PREFIX: Final = "dual-write:"
 _KEY_DIGITS: Final = 16
 _OWNER_DIGITS: Final = 12
 _DATA_FILE: Final = re.compile(
@@ -84,6 +86,21 @@ def find_unsafe_options(storage_options: dict[str, str]) -> list[str]:
 def format_application_id(key: str) -> str:
     """Return the application id of a key in the table's log."""
     return _APPLICATION_PREFIX + key
+
+
+def parse_application_id(text: str) -> str | None:
+    """Return the key of an application id of ours; None for that of another application."""
+    return text.removeprefix(_APPLICATION_PREFIX) if text.startswith(_APPLICATION_PREFIX) else None
+
+
+def format_writer_key(transactional_id: str) -> str:
+    """Return the key of a dual writer's id. A prefix of a query has no colon, so that none is equal to it."""
+    return _WRITER_PREFIX + transactional_id
+
+
+def parse_writer_key(key: str) -> str | None:
+    """Return the transactional id of a dual writer's key; None for another key."""
+    return key.removeprefix(_WRITER_PREFIX) if key.startswith(_WRITER_PREFIX) else None
 
 
 class DataFileName(Value):

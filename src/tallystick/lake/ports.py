@@ -1,7 +1,7 @@
 """Interface between the rules and a table format. `delta` implements it."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tallystick.kernel.value import Value
 from tallystick.lake.entries import CommitOutcome, LakeEntry
@@ -88,3 +88,11 @@ class LakeTable(Protocol):
 
     def remove(self, path: str) -> None:
         """Remove a file that no commit names."""
+
+
+@runtime_checkable
+class ListsKeys(Protocol):
+    """A table that can list its keys without reading all of its kept log. Optional."""
+
+    def list_keys(self) -> Collection[str]:
+        """Return every key that has an entry, also one that the kept log has lost. Raises: UnusableTable."""

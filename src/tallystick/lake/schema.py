@@ -84,6 +84,18 @@ def is_same_definition(before: TableDefinition, now: TableDefinition) -> bool:
     )
 
 
+def accepts_files(before: TableDefinition, now: TableDefinition) -> bool:
+    """Return whether data files written for `before` fit `now`, which may have more columns that take nulls.
+
+    A file that lacks a column of its table is read with nulls there.
+    """
+    if before.identity != now.identity or before.partition_columns != now.partition_columns or now.problems:
+        return False
+    known = {field.name: field for field in now.schema}
+    is_kept = all(field.name in known and field.equals(known[field.name]) for field in before.schema)
+    return is_kept and all(field.nullable for field in now.schema if field.name not in before.schema.names)
+
+
 def _fits(kind: pa.DataType, wanted: pa.DataType) -> bool:
     """Return whether values of a type can be stored as another without loss."""
     if types.is_null(kind):

@@ -45,10 +45,12 @@ class LocalStorage:
         return (self._root / path).open("xb")
 
     def finish(self, path: str, sink: Any) -> int:
-        sink.flush()
-        os.fsync(sink.fileno())
-        size_bytes: int = sink.tell()
-        sink.close()
+        try:
+            sink.flush()
+            os.fsync(sink.fileno())
+            size_bytes: int = sink.tell()
+        finally:
+            sink.close()  # raises as well what the disk has refused
         _sync_folder((self._root / path).parent)
         return size_bytes
 

@@ -7,6 +7,7 @@ import pymysql.err
 import pytest
 
 from tallystick.dualwrite.stores.refusals import ends_transaction, is_conflict, is_refusal
+from tallystick.lake.errors import TableBusy
 
 
 def sqlite(name: str) -> sqlite3.OperationalError:
@@ -58,6 +59,7 @@ def test_a_conflict_is_an_error_of_the_database() -> None:
     assert is_conflict(pymysql.err.OperationalError(1213, "Deadlock found"))
     assert is_conflict(psycopg.errors.SerializationFailure())
     assert not is_conflict(KeyError(1213))
+    assert is_conflict(TableBusy("others have committed first"))
     assert not is_conflict(pymysql.err.OperationalError(1062, "Duplicate entry"))
 
 

@@ -24,6 +24,8 @@ from tallystick.kernel.settings import BadConfig
         ),
         ("postgresql://me:hush@[::1/shop", "postgresql://(not a URL)"),
         ("me:hush@host/shop", "(not a URL)"),
+        ("delta:/lake/payments", "delta:/lake/payments"),
+        ("delta:s3://me:hush@bucket/payments", "delta:s3://me@bucket/payments"),
     ],
 )
 def test_a_store_is_called_by_its_url_without_the_password(url: str, name: str) -> None:

@@ -9,11 +9,16 @@ from tallystick.lake.names import (
     digest_owner,
     find_unsafe_options,
     find_url_problem,
+    format_application_id,
     format_data_file_name,
+    format_writer_key,
     is_table_url,
+    parse_application_id,
     parse_data_file_name,
     parse_table_url,
+    parse_writer_key,
 )
+from tallystick.spark.protocol.transactional_ids import find_prefix_problems
 
 
 def test_the_url_of_a_table() -> None:
@@ -39,6 +44,14 @@ def test_places_that_cannot_be_written_yet() -> None:
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(BadConfig, match="is not the URL of a lake table"):
         parse_table_url(text)
+
+
+def test_keys_of_writers_are_no_keys_of_queries() -> None:
+    key = format_writer_key("payments/1")
+    assert (parse_writer_key(key), parse_writer_key("payments/database")) == ("payments/1", None)
+    assert any("is not letters" in problem for problem in find_prefix_problems(key))
+    assert parse_application_id(format_application_id(key)) == key
+    assert parse_application_id("some-job") is None
 
 
 def test_the_name_of_a_data_file_tells_key_owner_and_attempt() -> None:

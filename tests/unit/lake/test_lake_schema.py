@@ -6,6 +6,7 @@ import pytest
 from tallystick.kernel.value import replace
 from tallystick.lake.schema import (
     TableDefinition,
+    accepts_files,
     find_added_columns,
     find_column_problems,
     is_same_definition,
@@ -104,3 +105,20 @@ def test_files_are_committed_only_to_the_definition_that_they_were_written_for()
         replace(TABLE, problems=("has a constraint",)),
     ):
         assert not is_same_definition(TABLE, other)
+
+
+def test_files_fit_a_table_that_has_more_columns_since() -> None:
+    """Readers see nulls there. Nothing else may differ, not even a column that takes no null any more."""
+    fields = list(TABLE.schema)
+    more = replace(TABLE, schema=pa.schema([*fields, ("more", pa.int32())]))
+    assert accepts_files(TABLE, TABLE)
+    assert accepts_files(TABLE, more)
+    for other in (
+        replace(TABLE, identity="u"),
+        replace(TABLE, partition_columns=("id",)),
+        replace(TABLE, schema=pa.schema(fields[:-1])),
+        replace(TABLE, schema=pa.schema([*fields[1:], ("id", pa.int64())])),
+        replace(TABLE, schema=pa.schema([*fields, pa.field("more", pa.int32(), nullable=False)])),
+        replace(more, problems=("has a constraint",)),
+    ):
+        assert not accepts_files(TABLE, other)

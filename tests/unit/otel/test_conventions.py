@@ -22,7 +22,7 @@ from sqlalchemy import create_engine
 
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.producer.metrics import ProducerMetrics
-from tallystick.dualwrite import RocksStore, SqlStore
+from tallystick.dualwrite import AsyncDeltaStore, DeltaStore, RocksStore, SqlStore
 from tallystick.dualwrite.blocking.leased_store import LeasedStore
 from tallystick.dualwrite.errors import Outcome, Torn, WriteInDoubt
 from tallystick.dualwrite.tracing import get_database_system
@@ -164,6 +164,8 @@ def test_a_store_names_its_database() -> None:
     assert get_database_system(RocksStore) == "rocksdb"
     assert get_database_system(SqlStore(create_engine("sqlite://"))) == "sqlite"
     assert get_database_system(LeasedStore(SqlStore(create_engine("sqlite://")), "holder")) == "sqlite"
+    assert get_database_system(DeltaStore("/nowhere")) == "delta"
+    assert get_database_system(AsyncDeltaStore("/nowhere")) == "delta"
     assert get_database_system(object()) == "other_sql"
 
 

@@ -9,7 +9,7 @@ from tallystick.cli.cluster_command import confirm
 from tallystick.cli.exits import ExitCode
 from tallystick.cli.tables import OutputFormat, Row, print_rows
 from tallystick.kernel.settings import BadConfig
-from tallystick.lake.names import parse_table_url
+from tallystick.lake.names import format_writer_key, parse_table_url
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.orphans import OrphanReport
 from tallystick.lake.sweeping import look_for_orphans, remove_orphans
@@ -33,6 +33,12 @@ def vacuum_orphans(
         list[str] | None,
         typer.Option(help="Only files of this query's transactional.id.prefix. Repeatable."),
     ] = None,
+    transactional_id: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--transactional-id", "--transactionalId", help="Only files of this dual writer's id. Repeatable."
+        ),
+    ] = None,
     storage_option: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="For the storage, by its library's names. Repeatable."),
@@ -43,13 +49,14 @@ def vacuum_orphans(
 ) -> None:
     """Remove data files that attempts have left and that no commit will ever name.
 
-    Files of a batch that may still be decided are kept: their query has not been claimed again since. So are
-    files of other writers, which the table's own VACUUM looks after.
+    Files of a batch that may still be decided are kept: their query, or their dual writer's id, has not been
+    claimed again since. So are files of other writers, which the table's own VACUUM looks after.
     """
     location = LakeLocation(url=parse_table_url(table), storage_options=_parse_options(storage_option or ()))
     opened = open_table(location)
-    keys = None if prefix is None else [each + DATABASE_SUFFIX for each in prefix]
-    report = look_for_orphans(opened, keys)
+    keys = [each + DATABASE_SUFFIX for each in prefix or ()]
+    keys += map(format_writer_key, transactional_id or ())
+    report = look_for_orphans(opened, keys or None)
     if report.orphans and not dry_run:
         size_bytes = sum(report.orphans.values())
         confirm(f"Remove {len(report.orphans)} files, {size_bytes} bytes, from {table}?", yes=yes)
@@ -67,7 +74,7 @@ def _describe(report: OrphanReport, *, dry_run: bool) -> list[Row]:
         {"File": path, "Bytes": None, "State": state, "Result": "kept"}
         for paths, state in (
             (report.live, "of the last claim: may still be decided"),
-            (report.ownerless, "of a prefix that the table's log no longer tells of"),
+            (report.ownerless, "of a prefix or id that the table's log no longer tells of"),
         )
         for path in paths
     ]

@@ -11,6 +11,7 @@ from tallystick.console.collect.store_reader import StoreAddress
 from tallystick.kernel.limits import MIB
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value
+from tallystick.lake.names import is_table_url
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 
 MAX_MS: Final = 24 * 3_600_000
@@ -105,6 +106,6 @@ class CollectorConfig(Value, kw_only=True):
 
 def _is_url(text: str) -> bool:
     try:
-        return "://" in text and bool(urlsplit(text).scheme)
+        return is_table_url(text) or ("://" in text and bool(urlsplit(text).scheme))
     except ValueError:
         return False

@@ -1,7 +1,7 @@
 """Reads the rows of one store: a thread for each store, whose connection is kept while it works.
 
 Nothing is created or changed in a store. Each kind of database has a module of its own, because each needs a
-library of its own: `sql_rows`, `rocksdb_rows`, `zookeeper_rows`.
+library of its own: `sql_rows`, `rocksdb_rows`, `zookeeper_rows`, `lake_rows`.
 """
 
 import asyncio
@@ -38,6 +38,8 @@ class StoreAddress(Value):
                 return StoreKind.ROCKSDB
             case "zookeeper":
                 return StoreKind.ZOOKEEPER
+            case "delta":
+                return StoreKind.LAKE
             case _:
                 return StoreKind.SQL
 
@@ -63,6 +65,8 @@ def open_source(address: StoreAddress, limit_ms: int) -> RowSource:
             return collect.open_rocksdb_rows(address.url, address.name, limit_ms)
         case StoreKind.ZOOKEEPER:
             return collect.open_zookeeper_rows(address.url, address.name, limit_ms)
+        case StoreKind.LAKE:
+            return collect.open_lake_rows(address.url, address.name, limit_ms)
         case StoreKind.SQL:
             return collect.open_sql_rows(address.url, address.name, limit_ms)
 

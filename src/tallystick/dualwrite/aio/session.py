@@ -99,6 +99,8 @@ class AsyncDualWriteSession(Generic[D]):
         ids = [branch.id for branch in self.branches.values()]
         if not ids or len(set(ids)) != len(ids):
             raise BadConfig(f"transactional.id: every cluster needs one of its own, not {', '.join(ids)}")
+        if len(ids) > getattr(store, "ids_max", len(ids)):
+            raise BadConfig(f"clusters: a commit of a {type(store).__name__} records one id, not {len(ids)}")
         # The same order everywhere, so that two writers never deadlock on each other's rows.
         self._branches_by_id: Sequence[ClusterBranch[Producer]] = sorted(
             self.branches.values(), key=lambda branch: branch.id

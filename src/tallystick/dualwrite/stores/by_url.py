@@ -4,6 +4,7 @@ postgresql+psycopg://me@host/shop   SQLAlchemy's URL; Django's rows are in the s
 rocksdb:///var/lib/shop             the folder of a database, which no process may have open
 zookeeper://one:2181,two:2181/shop  hosts, and the root of the client; before them user:password@ for
                                     digest authentication, after them ?path= if the store has its own
+delta:/lake/payments                the folder of a Delta table
 """
 
 import logging
@@ -17,6 +18,7 @@ from tallystick import _lazy, dualwrite
 from tallystick.dualwrite.errors import BadStore
 from tallystick.dualwrite.stores.base import Store
 from tallystick.kernel.settings import BadConfig
+from tallystick.lake.names import is_table_url
 
 CONNECT_TIMEOUT_S: Final = 15.0
 """Timeout of the first connection; kazoo's default."""
@@ -26,7 +28,7 @@ _KAZOO_LOG: Final = logging.getLogger("tallystick.dualwrite.zookeeper")
 _KAZOO_LOG.addHandler(logging.NullHandler())
 
 
-OTHER_KINDS: Final = ("rocksdb", "zookeeper")
+OTHER_KINDS: Final = ("rocksdb", "zookeeper", "delta")
 """Schemes of URLs that are not SQLAlchemy's."""
 
 _SECRET_WORDS: Final = ("password", "passwd", "pwd", "secret", "token")
@@ -34,6 +36,9 @@ _SECRET_WORDS: Final = ("password", "passwd", "pwd", "secret", "token")
 
 def describe_url(url: str) -> str:
     """Return a URL without its password, to name the store by."""
+    if is_table_url(url):
+        kind, _, place = url.partition(":")
+        return f"{kind}:{describe_url(place) if '://' in place else place}"
     if "://" not in url:
         return "(not a URL)"
     try:
@@ -59,12 +64,16 @@ def open_store(url: str, schema: str | None = None, allowed: Collection[str] = (
     Raises: BadConfig for an invalid URL or a missing library; BadStore if the store cannot be opened.
     """
     opener = {"rocksdb": _open_rocksdb, "zookeeper": _open_zookeeper}.get(url.partition(":")[0])
-    if opener is None:
+    if opener is None and not is_table_url(url):
         with _open_sql(url, schema, allowed) as sql:
             yield sql
         return
     if schema is not None or allowed:
         raise BadConfig("a schema, and settings of durability, are for SQL databases alone")
+    if opener is None:
+        with _open_lake(url) as lake:
+            yield lake
+        return
     with opener(urlsplit(url)) as store:
         yield store
 
@@ -120,6 +129,13 @@ def _open_rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
         raise BadStore(f"{folder} cannot be opened: {exc}") from exc
     with closing(database), closing(dualwrite.RocksStore(database)) as opened:
         yield opened
+
+
+@contextmanager
+def _open_lake(url: str) -> Iterator[Store[Any]]:
+    store = dualwrite.DeltaStore(url)
+    store.create()  # only looks whether the table is there
+    yield store
 
 
 @contextmanager

@@ -1,0 +1,325 @@
+"""A store in a table of a lake: what a commit says beside its data files is the row of a transactional id.
+
+Each id has one entry in the table (`tallystick.lake.entries`), under the key `dual-write:<id>`: its state row
+is the payload, and the owner of that row is the owner of the entry. A claim and a record are commits, and
+each becomes the version after the one whose entry was compared, or nothing [LAK-1]. That is the fence [DW-1,
+DW-2]: of a claim and a record that both follow version v one is v + 1, and the other one reads again. There
+is no lock. Each id has its own entry, so that writers of several ids may use one table and take turns at its
+versions.
+
+A commit whose answer was lost is looked up by a random name that no other one has. If it is not there, and no
+other commit has its version, it is sent again as the same version; only if that cannot be done is the outcome
+unknown [DW-3].
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from threading import RLock
+from typing import Final
+
+import pyarrow as pa
+
+from tallystick import _lazy
+from tallystick.dualwrite.errors import BadRow, BadStore, CommitUnknown, DualWriteError, NotCommitted
+from tallystick.dualwrite.model import StoredState, from_bytes, to_bytes
+from tallystick.dualwrite.stores.base import check_record
+from tallystick.dualwrite.stores.lake.rows import to_all_columns
+from tallystick.dualwrite.stores.lake.transaction import BLOCK_BYTES_MAX, LakeDecision, LakeTransaction
+from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import replace
+from tallystick.lake.data_files import AttemptName, DataFileWriter
+from tallystick.lake.entries import CommitOutcome, LakeEntry
+from tallystick.lake.errors import BadEntry, EntryLost, TableBusy, UnusableTable
+from tallystick.lake.names import format_writer_key, parse_table_url, parse_writer_key
+from tallystick.lake.opening import LakeLocation, open_table
+from tallystick.lake.ports import DataFile, LakeTable, ListsKeys, TableState
+from tallystick.lake.schema import TableDefinition, accepts_files
+from tallystick.lake.storage import open_storage
+
+_log = logging.getLogger("tallystick.dualwrite")
+
+# Each attempt that another writer's commit beats is a commit of the table, so this is a busy table.
+ATTEMPTS_MAX: Final = 50
+# A commit that the library refuses for good looks like one that has not arrived yet.
+UNKNOWN_MAX: Final = 3
+_OWNER_BYTES: Final = 16
+_NAME_BYTES: Final = 8
+
+
+class LakeStore:
+    """A store in one table, through the port of its format. Threads may share it."""
+
+    ids_max: Final = 1
+    """A commit of a table has one entry, so a writer of several clusters cannot use it."""
+
+    database_system = "lake"
+
+    def __init__(
+        self,
+        location: LakeLocation,
+        *,
+        merge_schema: bool = False,
+        block_bytes_max: int = BLOCK_BYTES_MAX,
+        accept_lost: Collection[str] = (),
+    ) -> None:
+        """Bind the store to a table; nothing is read yet.
+
+        Args:
+            merge_schema: appends add columns that the table lacks.
+            block_bytes_max: the rows that one block may hold in memory.
+            accept_lost: ids whose row the table's log no longer has, and that begin anew: what they decided
+                last is given up. `recover()` then aborts what they left open.
+        Raises: BadConfig.
+        """
+        if block_bytes_max < 1:
+            raise BadConfig(f"block_bytes_max: {block_bytes_max} is not 1 or more")
+        self.merge_schema = merge_schema
+        self.block_bytes_max = block_bytes_max
+        self._accept_lost = frozenset(accept_lost)
+        self._storage = open_storage(location.url)
+        self._open: Callable[[], LakeTable] = partial(open_table, location)
+        self._commits = RLock()  # writers of one process take turns, instead of beating each other
+        self._definition: TableDefinition | None = None
+        self.url = str(location.url)
+
+    # ---- the store protocol
+
+    def create(self) -> None:
+        """Check that the table is there and can be written; its types are its owner's to choose.
+
+        Raises: BadStore.
+        """
+        self._check_usable(self.read_definition())
+
+    def claim(self, transactional_id: str) -> StoredState:
+        """Take over the entry of an id by a commit of its own [DW-1].
+
+        Raises: BadStore, BadRow, TableBusy; CommitUnknown.
+        """
+        owner, name = token_hex(_OWNER_BYTES), token_hex(_NAME_BYTES)
+        unknown_count = 0
+        with self._commits:
+            for _ in range(ATTEMPTS_MAX):
+                state = self.read_table(transactional_id, accepts_loss=transactional_id in self._accept_lost)
+                stored = self.read_row(state, transactional_id)
+                if state.entry is not None and stored is not None and state.entry.commit == name:
+                    return stored  # by this very claim, whose answer was lost
+                row = (stored or StoredState(transactional_id=transactional_id, owner="")).owned_by(owner)
+                outcome = self._open().commit(state.version, self.create_entry(row, name), ())
+                if outcome is CommitOutcome.COMMITTED:
+                    return row
+                unknown_count += outcome is CommitOutcome.UNKNOWN
+                if unknown_count == UNKNOWN_MAX:
+                    raise CommitUnknown(
+                        f"table {self.url}: the claim of {transactional_id!r} was sent, and whether it was "
+                        "committed is not known: the table's library failed, and the log says why"
+                    )
+        raise self._build_busy_error()
+
+    def begin(self) -> LakeTransaction:
+        """Begin a transaction. Nothing is read or written before its first append."""
+        return LakeTransaction(self)
+
+    def read_state(self, transactional_id: str) -> StoredState | None:
+        """Return the row as the newest version of the table has it. Raises: BadStore, BadRow."""
+        return self.read_row(self.read_table(transactional_id), transactional_id)
+
+    def transactional_ids(self) -> Iterable[str]:
+        """Return every id that has an entry, in order. Raises: BadStore."""
+        table = self._open()
+        try:
+            keys = table.list_keys() if isinstance(table, ListsKeys) else table.read_files().owners
+        except UnusableTable as exc:
+            raise BadStore(str(exc)) from exc
+        ids = map(parse_writer_key, keys)
+        return sorted(each for each in ids if each is not None)
+
+    def close(self) -> None:
+        """Do nothing: a table keeps nothing open."""
+
+    # ---- what a transaction needs of the table
+
+    def read_table(self, transactional_id: str, *, accepts_loss: bool = False) -> TableState:
+        """Read the newest version and the id's entry. Raises: BadStore, BadRow; errors of the storage."""
+        try:
+            state = self._open().read(format_writer_key(transactional_id), accepts_loss=accepts_loss)
+        except UnusableTable as exc:
+            raise BadStore(str(exc)) from exc
+        except EntryLost as exc:
+            raise BadRow(
+                transactional_id,
+                f"table {self.url} has decided something under this id, and its log no longer says what: it "
+                "was cleaned up (delta.logRetentionDuration), or the table is a restored copy. Bring the log "
+                "entry back; or compare the rows with the records of its last transaction, then recover once "
+                f"with accept_lost={{{transactional_id!r}}}, which aborts what is open",
+            ) from exc
+        except BadEntry as exc:
+            raise BadRow(transactional_id, str(exc)) from exc
+        self._check_usable(state.definition)
+        self._definition = state.definition
+        return state
+
+    def read_row(self, state: TableState, transactional_id: str) -> StoredState | None:
+        """Return the row in a state of the table. Raises: BadRow."""
+        if state.entry is None or state.entry.payload is None:
+            return None
+        row = from_bytes(transactional_id, state.entry.payload.encode())
+        if row.owner != state.entry.owner:
+            raise BadRow(transactional_id, f"its owner is {row.owner}, and its entry's {state.entry.owner}")
+        return row
+
+    def create_entry(self, row: StoredState, name: str | None = None) -> LakeEntry:
+        """Return the entry of a row, with a name that no other commit has."""
+        return LakeEntry(
+            key=format_writer_key(row.transactional_id),
+            owner=row.owner,
+            commit=name or token_hex(_NAME_BYTES),
+            payload=to_bytes(row).decode(),
+        )
+
+    def read_definition(self) -> TableDefinition:
+        """Read the table's newest definition. Raises: BadStore."""
+        try:
+            self._definition = definition = self._open().read_definition()
+        except UnusableTable as exc:
+            raise BadStore(str(exc)) from exc
+        return definition
+
+    def get_definition(self) -> TableDefinition:
+        """Return the definition that was read last; `record` looks again. Raises: BadStore."""
+        return self._definition or self.read_definition()
+
+    def add_columns(self, wanted: TableDefinition) -> None:
+        """Add columns to the table, in a commit of its own. Raises: TableBusy."""
+        self._open().add_columns(wanted)
+
+    def write_files(
+        self, row: StoredState, definition: TableDefinition, rows: Sequence[pa.Table]
+    ) -> tuple[DataFile, ...]:
+        """Write rows as data files that only the owner of `row` can commit; durable when this returns.
+
+        Their names have the owner: once the id has another one, they are orphans [LAK-3].
+        """
+        name = AttemptName(
+            key=format_writer_key(row.transactional_id), owner=row.owner, attempt=token_hex(_NAME_BYTES)
+        )
+        writer = DataFileWriter(self._storage, definition, name)
+        try:
+            for each in rows:
+                for batch in to_all_columns(each, definition).to_batches():
+                    writer.write(batch)
+            return writer.finish()
+        except BaseException:
+            writer.discard()
+            raise
+
+    def remove_files(self, files: Iterable[DataFile]) -> None:
+        """Remove files that no version names and none will."""
+        for file in files:
+            self._open().remove(file.path)
+
+    def decide(self, decision: LakeDecision) -> None:
+        """Commit the files and the row of a transaction as the next version [DW-22].
+
+        Raises: NotCommitted, CommitUnknown.
+        """
+        outcome: CommitOutcome | None = None
+        unknown_count = 0
+        state = decision.state
+        with self._commits:
+            for _ in range(ATTEMPTS_MAX):
+                if outcome is not None:
+                    state = self._read_again(decision, outcome)
+                if state.entry is not None and state.entry.commit == decision.entry.commit:
+                    return  # the answer was lost, and this is it
+                self._check_decision(decision, state, outcome)
+                outcome = self._open().commit(state.version, decision.entry, decision.files)
+                if outcome is CommitOutcome.COMMITTED:
+                    return
+                unknown_count = unknown_count + 1 if outcome is CommitOutcome.UNKNOWN else 0
+                if unknown_count == UNKNOWN_MAX:
+                    raise CommitUnknown(
+                        f"table {self.url}: its library failed, and the log says why; the commit was sent"
+                    )
+        raise NotCommitted(self._build_busy_error())
+
+    def _read_again(self, decision: LakeDecision, outcome: CommitOutcome) -> TableState:
+        """Read the table after an attempt. Raises: CommitUnknown if that may be under way, NotCommitted."""
+        try:
+            return self.read_table(decision.row.transactional_id)
+        except Exception as exc:  # of the library or the storage
+            if outcome is CommitOutcome.UNKNOWN:
+                raise CommitUnknown(f"table {self.url} cannot be read: {exc}") from exc
+            raise NotCommitted(exc) from exc
+
+    def _check_decision(
+        self, decision: LakeDecision, state: TableState, outcome: CommitOutcome | None
+    ) -> None:
+        """Check that the commit may follow this state of the table. Raises: NotCommitted, CommitUnknown."""
+        try:
+            check_record(self.read_row(state, decision.row.transactional_id), decision.row, decision.before)
+            if decision.files and not accepts_files(decision.state.definition, state.definition):
+                raise TableBusy(
+                    f"table {self.url}: its definition was changed while the block ran. Neither half is "
+                    "committed; run it again"
+                )
+            missing = self._open().find_missing(decision.files)
+            if missing:
+                raise BadStore(
+                    f"table {self.url}: {len(missing)} of {len(decision.files)} new data files are gone, as "
+                    f"{missing[0]}: a VACUUM with a retention of nothing? Neither half is committed"
+                )
+        except (DualWriteError, TableBusy, OSError) as exc:
+            if outcome is CommitOutcome.UNKNOWN:
+                # It may have been made before what is found now.
+                raise CommitUnknown(f"table {self.url}: {exc}") from exc
+            raise NotCommitted(exc) from exc
+
+    def _check_usable(self, definition: TableDefinition) -> None:
+        if definition.problems:
+            raise BadStore(f"table {self.url}: {'; '.join(definition.problems)}. Nothing was begun")
+
+    def _build_busy_error(self) -> TableBusy:
+        return TableBusy(
+            f"table {self.url}: other writers have committed first {ATTEMPTS_MAX} times in a row. Neither "
+            "half is committed. Run it again when they are quieter, or let them commit larger pieces"
+        )
+
+
+class DeltaStore(LakeStore):
+    """A store in a Delta table: `txn.handle.append(rows)`, and records, in one commit of the table."""
+
+    database_system = "delta"
+
+    def __init__(
+        self,
+        table: str | Path,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        merge_schema: bool = False,
+        block_bytes_max: int = BLOCK_BYTES_MAX,
+        accept_lost: Collection[str] = (),
+    ) -> None:
+        """Bind the store to the Delta table in a folder; nothing is read yet.
+
+        Args:
+            table: its path, or its URL like `delta:/lake/payments`.
+            storage_options: for the storage, by delta-rs' names.
+            merge_schema: appends add columns that the table lacks.
+            block_bytes_max: the rows that one block may hold in memory.
+            accept_lost: as of a LakeStore.
+        Raises: BadConfig for what is no folder; MissingLibrary.
+        """
+        _lazy.load("deltalake")  # what is missing is told here, not at the first write
+        url = parse_table_url(f"delta:{str(table).removeprefix('delta:')}")
+        if "://" not in url.place:
+            url = replace(url, place=str(Path(url.place).absolute()))
+        super().__init__(
+            LakeLocation(url=url, storage_options=tuple(sorted((storage_options or {}).items()))),
+            merge_schema=merge_schema,
+            block_bytes_max=block_bytes_max,
+            accept_lost=accept_lost,
+        )
