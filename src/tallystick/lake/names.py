@@ -1,7 +1,8 @@
 """Names around a lake table: its URL, the key of a writer in its log, and its data files. Pure.
 
     delta:/lake/delays                    the URL of a table: its format, and its place
-    tallystick:pipeline.flights/database  the application id of a key in Delta's log
+    iceberg:lake.flights.delays           the same of Iceberg: its catalog, its namespace, and its name
+    tallystick:pipeline.flights/database  the application id of a key in Delta's log; in Iceberg its tag
     tallystick-<key>-<owner>-<attempt>-<number>.parquet
                                           a data file: digests of the key and of the owner that wrote it, a
                                           random name for the attempt, and a number within that attempt
@@ -16,9 +17,10 @@ from typing import Final
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
 
-FORMATS: Final = ("delta",)
+FORMATS: Final = ("delta", "iceberg")
 
 _APPLICATION_PREFIX: Final = "tallystick:"
+_ICEBERG_PARTS_MIN: Final = 3
 _KEY_DIGITS: Final = 16
 _OWNER_DIGITS: Final = 12
 _DATA_FILE: Final = re.compile(
@@ -30,7 +32,7 @@ _CONDITIONAL_PUT_OPTIONS: Final = ("aws_conditional_put", "conditional_put")
 
 
 class TableUrl(Value):
-    """The URL of a lake table: `format`, and `place`, a path or the URL of an object store."""
+    """The URL of a lake table: `format`, and `place`, a path, the URL of an object store, or its names."""
 
     format: str
     place: str
@@ -39,6 +41,11 @@ class TableUrl(Value):
     def folder(self) -> str:
         """The place as a path, if it is one."""
         return self.place.removeprefix("file://")
+
+    @property
+    def is_path(self) -> bool:
+        """True if the place is a path, which may be relative."""
+        return self.format == "delta" and "://" not in self.place
 
     def __str__(self) -> str:
         return f"{self.format}:{self.place}"
@@ -54,6 +61,12 @@ def parse_table_url(text: str) -> TableUrl:
     kind, _, place = text.partition(":")
     if kind not in FORMATS or not place:
         raise BadConfig(f"table {text}: is not the URL of a lake table, like delta:/lake/delays")
+    parts = place.split(".")
+    if kind == "iceberg" and (len(parts) < _ICEBERG_PARTS_MIN or not all(parts) or "/" in place):
+        raise BadConfig(
+            f"table {text}: an Iceberg table is named by its catalog, namespace and name, like "
+            "iceberg:lake.flights.delays"
+        )
     return TableUrl(kind, place)
 
 
@@ -84,6 +97,11 @@ def find_unsafe_options(storage_options: dict[str, str]) -> list[str]:
 def format_application_id(key: str) -> str:
     """Return the application id of a key in the table's log."""
     return _APPLICATION_PREFIX + key
+
+
+def parse_application_id(name: str) -> str | None:
+    """Parse an application id; None for that of another writer."""
+    return name.removeprefix(_APPLICATION_PREFIX) if name.startswith(_APPLICATION_PREFIX) else None
 
 
 class DataFileName(Value):

@@ -271,7 +271,7 @@ class Definition(Value, kw_only=True):
             if not isinstance(sink, TableSink) or not sink.is_lake_table:
                 return sink
             url = parse_table_url(sink.table)
-            return replace(sink, table=str(replace(url, place=placed(url.place))))
+            return replace(sink, table=str(replace(url, place=placed(url.place)))) if url.is_path else sink
 
         return replace(
             self,
