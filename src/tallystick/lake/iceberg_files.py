@@ -1,8 +1,8 @@
 """Data files of an Iceberg table: rows split by its partition spec, sorted, and described for a manifest.
 
 Tasks do this without the table: `IcebergLayout` is what they need to know of it. The entry of a file in a
-manifest needs more than the file tells later: the partition of `bucket` cannot be read from a footer, which is
-why `Table.add_files` refuses such tables. So the task that writes a file says what it has written.
+manifest needs more than the file tells later: the partition of `bucket` cannot be read from a footer, and
+`Table.add_files` refuses such tables. So the task that writes a file says what it has written.
 
 The names used of `pyiceberg.io.pyarrow` are those that its own writer uses for statistics: public, and not
 documented. tests/integration/test_lake_iceberg_files.py pins them by reading with filters.
@@ -103,7 +103,7 @@ def find_layout_problems(schema: Schema, spec: PartitionSpec) -> Iterator[str]:
             continue
         elif field.source_id not in columns:
             name = schema.find_column_name(field.source_id)
-            yield f"partition field {field.name} is of the nested column {name}, by which nothing is split here"
+            yield f"partition field {field.name} is of the nested column {name}, which is not supported"
         elif not field.transform.can_transform(columns[field.source_id].field_type):
             kind = columns[field.source_id].field_type
             yield f"partition field {field.name} cannot be computed from {kind}"

@@ -24,6 +24,7 @@ def open_table(location: LakeLocation) -> LakeTable:
     if key not in _TABLES:
         # Formats are those of `names.FORMATS`; a URL of another one is not parsed.
         is_iceberg = location.url.format == "iceberg"
-        kind: type[LakeTable] = lake.iceberg.IcebergLakeTable if is_iceberg else lake.delta.DeltaLakeTable
-        _TABLES[key] = kind(location.url, dict(location.storage_options))
+        kind = lake.iceberg.IcebergLakeTable if is_iceberg else lake.delta.DeltaLakeTable
+        table: LakeTable = kind(location.url, dict(location.storage_options))
+        _TABLES[key] = table
     return _TABLES[key]
