@@ -157,6 +157,10 @@ class IcebergPlace:
     def append(self, ids: Sequence[int]) -> None:
         self.table.append(pa.table(make_rows(ids, "other")))
 
+    def append_nothing(self) -> None:
+        with self.table.transaction() as transaction, transaction.update_snapshot().fast_append():
+            pass
+
     def compact(self) -> None:
         """Replace all files by new ones, as a rewriting of data files does."""
         table = self.table

@@ -98,7 +98,7 @@ def find_layout_problems(schema: Schema, spec: PartitionSpec) -> Iterator[str]:
     columns = {field.field_id: field for field in schema.fields}
     for field in spec.fields:
         if not isinstance(field.transform, _TRANSFORMS):
-            yield f"partition field {field.name} has the transform {field.transform}, which is unknown here"
+            yield f"partition field {field.name} has a transform that is not known here"
         elif isinstance(field.transform, VoidTransform):
             continue
         elif field.source_id not in columns:
