@@ -153,6 +153,7 @@ class IcebergLakeTable:
         self._lock = Lock()
         self._catalog: Catalog | None = None
         self._table: Table | None = None
+        self._durable_location = ""
 
     @property
     def url(self) -> str:
@@ -169,8 +170,9 @@ class IcebergLakeTable:
                 if not accepts_loss:
                     raise
                 entry = None
-            if entry is not None:
+            if entry is not None and table.metadata_location != self._durable_location:
                 _sync(table.metadata_location)  # its writer may have died before it was on the disk
+                self._durable_location = table.metadata_location
             return TableState(version=_read_version(table.metadata), entry=entry, definition=_define(table))
 
     def read_definition(self) -> TableDefinition:
@@ -240,6 +242,7 @@ class IcebergLakeTable:
             except OSError as exc:
                 _log.warning("%s: commit %s may not be on the disk: %s", self._url, entry.commit, exc)
                 return CommitOutcome.UNKNOWN
+            self._durable_location = location
             return CommitOutcome.COMMITTED
 
     def _begin(self, table: Table) -> CommitOutcome:
@@ -258,9 +261,8 @@ class IcebergLakeTable:
     def _send(self, table: Table, entry: LakeEntry, files: Sequence[DataFile], keys: Sequence[str]) -> str:
         """Commit once; return where the table's metadata is then."""
         fence: Any = _OneAttempt(table, entry)
-        bound = Table(
-            table.name(), table.metadata, table.metadata_location, table.io, fence, dict(table.config)
-        )
+        slim = _take_head(table.metadata)
+        bound = Table(table.name(), slim, table.metadata_location, table.io, fence, dict(table.config))
         replaced, rewritten = self._rewrite(table, entry, files, keys) if keys and files else ([], ())
         transaction = bound.transaction()
         update = transaction.update_snapshot({_KEY: entry.key, _OWNER: entry.owner, _COMMIT: entry.commit})
@@ -386,6 +388,18 @@ class IcebergLakeTable:
 def _read_version(metadata: TableMetadata) -> int:
     """Return the last sequence number, which every snapshot raises; format version 1 has none."""
     return int(getattr(metadata, "last_sequence_number", 0))
+
+
+def _take_head(metadata: TableMetadata) -> TableMetadata:
+    """Return metadata with the last snapshot alone, of which the next one is made.
+
+    pyiceberg copies the metadata of a transaction at every look at it, all snapshots included. What the
+    catalog keeps does not come from here.
+    """
+    head = metadata.refs.get(MAIN_BRANCH)
+    snapshots = [each for each in metadata.snapshots if head and each.snapshot_id == head.snapshot_id]
+    refs = {} if head is None else {MAIN_BRANCH: head}
+    return metadata.model_copy(update={"snapshots": snapshots, "snapshot_log": [], "refs": refs})
 
 
 def _read_summary(snapshot: Snapshot) -> Mapping[str, str]:
