@@ -14,7 +14,6 @@ import pytest
 
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.lake.data_files import AttemptName, DataFileWriter
-from tallystick.lake.iceberg_files import IcebergFileWriter
 from tallystick.lake.names import parse_table_url
 from tallystick.lake.ports import DataFile, LakeTable
 
@@ -143,6 +142,8 @@ class IcebergPlace:
         return IcebergLakeTable(parse_table_url(url or self.url), self.properties)
 
     def open_writer(self, owner: ProducerIdAndEpoch, attempt: str) -> DataFileWriter:
+        from tallystick.lake.iceberg_files import IcebergFileWriter
+
         name = AttemptName(key=PREFIX, owner=str(owner), attempt=attempt)
         return IcebergFileWriter(self.open().read_definition(), name)
 
@@ -200,6 +201,18 @@ class IcebergPlace:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(SqlCatalog, "commit_table", fails)
             yield
+
+
+def create_bucketed(folder: Path) -> IcebergPlace:
+    """Create a table of texts and batches, in two buckets of the texts."""
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.transforms import BucketTransform
+    from pyiceberg.types import IntegerType, NestedField, StringType
+
+    schema = Schema(NestedField(1, "id", StringType()), NestedField(2, "batch", IntegerType()))
+    buckets = PartitionSpec(PartitionField(1, 1000, BucketTransform(2), "id_bucket"))
+    return IcebergPlace(folder, schema, partition_spec=buckets)
 
 
 Place = DeltaPlace | IcebergPlace

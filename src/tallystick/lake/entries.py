@@ -81,7 +81,7 @@ def choose_entry(text: str | None, mark: str | None) -> LakeEntry | None:
         raise EntryLost(f"what commit {entry.commit} says is there, and the mark of that commit is gone")
     if mark != entry.commit:
         raise EntryLost(
-            f"commit {mark} is marked as the last one, and what commit {entry.commit} says is there"
+            f"commit {mark!r} is marked as the last one, and what commit {entry.commit} says is there"
         )
     return entry
 

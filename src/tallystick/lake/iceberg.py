@@ -19,6 +19,7 @@ sends what the proof in docs/adr/0067 needs, once, and what it raises means noth
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from threading import Lock
@@ -171,7 +172,8 @@ class IcebergLakeTable:
                     raise
                 entry = None
             if entry is not None and table.metadata_location != self._durable_location:
-                _sync(table.metadata_location)  # its writer may have died before it was on the disk
+                with suppress(FileNotFoundError):  # replaced and deleted since
+                    _sync(table.metadata_location)  # its writer may have died before it was on the disk
                 self._durable_location = table.metadata_location
             return TableState(version=_read_version(table.metadata), entry=entry, definition=_define(table))
 

@@ -9,8 +9,10 @@ from tallystick.lake.names import (
     digest_owner,
     find_unsafe_options,
     find_url_problem,
+    format_application_id,
     format_data_file_name,
     is_table_url,
+    parse_application_id,
     parse_data_file_name,
     parse_table_url,
 )
@@ -39,6 +41,37 @@ def test_places_that_cannot_be_written_yet() -> None:
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(BadConfig, match="is not the URL of a lake table"):
         parse_table_url(text)
+
+
+def test_an_iceberg_table_is_named_by_its_catalog() -> None:
+    url = parse_table_url("iceberg:lake.air.flights.delays")
+    assert (url.format, url.place, str(url)) == (
+        "iceberg",
+        "lake.air.flights.delays",
+        "iceberg:lake.air.flights.delays",
+    )
+    assert is_table_url("iceberg:lake.flights.delays")
+    assert find_url_problem("iceberg:lake.flights.delays") is None
+    assert [parse_table_url(text).is_path for text in ("iceberg:a.b.c", "delta:a", "delta:s3://a")] == [
+        False,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["iceberg:delays", "iceberg:flights.delays", "iceberg:a..c", "iceberg:/lake/a.b.c", "iceberg:a.b."],
+)
+def test_what_names_no_iceberg_table(text: str) -> None:
+    with pytest.raises(BadConfig, match="is named by its catalog, namespace and name"):
+        parse_table_url(text)
+    assert "like iceberg:lake.flights.delays" in str(find_url_problem(text))
+
+
+def test_the_name_of_a_tag_tells_its_key() -> None:
+    assert parse_application_id(format_application_id("p/database")) == "p/database"
+    assert parse_application_id("main") is None
 
 
 def test_the_name_of_a_data_file_tells_key_owner_and_attempt() -> None:
