@@ -24,6 +24,7 @@ _EXTRAS: Final = {
     "prometheus_client": "metrics",
     "psycopg": "demo",
     "pyarrow": "arrow",
+    "pyiceberg": "iceberg",
     "pyspark": "spark",
     "re2": "re2",
     "rocksdict": "rocksdb",

@@ -1,8 +1,8 @@
-"""Topic and Delta table in one decision: drivers and tasks killed at every step, with other writers between.
+"""Topic and lake table in one decision: drivers and tasks killed at every step, with other writers between.
 
 Without Java the sink is asked for the same as by Spark (`spark_torture_bare`); one query under Spark itself
-shows that this is so. Afterwards librdkafka reads the topic and delta-rs the table: each row is in both,
-once, and no file is left over.
+shows that this is so. Afterwards librdkafka reads the topic, and delta-rs or pyiceberg the table: each
+row is in both, once, and no file is left over.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,9 @@ from tests.support.spark_torture import Fault
 from tests.support.spark_torture_lives import Told
 
 pytest.importorskip("deltalake", reason="needs the extra delta")
+pytest.importorskip("pyiceberg", reason="needs the extra iceberg")
 
-from tests.support.spark_torture_lake_lives import BareInLake, InLake
+from tests.support.spark_torture_lake_lives import BareInIceberg, BareInLake, InIceberg, InLake
 
 STARTS = 7
 KILLED = {
@@ -36,9 +37,9 @@ DECISIVE = ("lake-decide.after",)
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareInLake]:
-    torture = BareInLake(0, tmp_path_factory.mktemp("bare"), starts=1, rows_a_start=200)
+@pytest.fixture(scope="module", params=[BareInLake, BareInIceberg], ids=["delta", "iceberg"])
+def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareInLake]:
+    torture: BareInLake = request.param(0, tmp_path_factory.mktemp("bare"), starts=1, rows_a_start=200)
     torture.mode = "2pc"
     with torture.broker:
         torture.create_topics()
@@ -85,9 +86,10 @@ def test_checkpoint_and_optimize_between_crash_and_recovery(bare: BareInLake) ->
 
 
 @long_form
-def test_under_spark(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [InLake, InIceberg], ids=["delta", "iceberg"])
+def test_under_spark(kind: type[InLake], tmp_path: Path) -> None:
     """[LAK-1] [LAK-4] The driver is killed with its decision made, and a worker while it writes files."""
-    torture = InLake(0, tmp_path, starts=1, rows_a_start=500)
+    torture = kind(0, tmp_path, starts=1, rows_a_start=500)
     faults = [Fault("file-finish.after", 2, "kill-worker"), Fault("lake-decide.after", 2, "kill-driver")]
     with torture.broker:
         torture.create_topics()
@@ -101,18 +103,22 @@ def test_under_spark(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def total() -> Iterator[Told]:
-    told = Told()
-    yield told
-    print(f"\ntopic and lake table, without Java: {told.shown()}")
+def totals() -> Iterator[dict[str, Told]]:
+    totals = {"delta": Told(), "iceberg": Told()}
+    yield totals
+    for name, told in totals.items():
+        print(f"\ntopic and {name} table, without Java: {told.shown()}")
 
 
 @long_form
 @pytest.mark.timeout(300 * STARTS)
+@pytest.mark.parametrize("kind", [BareInLake, BareInIceberg], ids=["delta", "iceberg"])
 @pytest.mark.parametrize("seed", range(TORTURE_SEEDS))
-def test_every_row_is_there_once_in_topic_and_table(seed: int, tmp_path: Path, total: Told) -> None:
+def test_every_row_is_there_once_in_topic_and_table(
+    seed: int, kind: type[BareInLake], tmp_path: Path, totals: dict[str, Told]
+) -> None:
     """[LAK-1] [LAK-2] [LAK-3] [LAK-4] Faults drawn from a seed: drivers, workers, broker, other writers."""
-    told = BareInLake(seed, tmp_path, starts=STARTS, rows_a_start=1_500).run()
-    total.add(told)
+    told = kind(seed, tmp_path, starts=STARTS, rows_a_start=1_500).run()
+    totals[kind.lake_format].add(told)
     assert told.clean, told
     assert told.struck

@@ -1,4 +1,4 @@
-"""Topics and a Delta table in one decision, under real Spark: our broker, and a table on the local disk."""
+"""Topics and a lake table in one decision, under real Spark: our broker, and a table on the local disk."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from tests.support.lake_tables import create_bucketed
 from tests.support.reading import committed_records
 from tests.support.spark_together_child import lines
 
@@ -39,6 +40,8 @@ from tallystick.testing import EmbeddedBroker
 
 deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
 
+pytest.importorskip("pyiceberg", reason="needs the extra iceberg")
+
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -64,16 +67,19 @@ class Place:
             "transactional.id.prefix": f"test/{name}",
         }
         self.table = folder / "table"
-        deltalake.DeltaTable.create(
-            self.table,
-            schema=pa.schema([("id", pa.string()), ("batch", pa.int32())]),
-            partition_by=["batch"],
-        )
-        self.url = f"delta:{self.table}"
-        self.sinks = to_topic(name, key="id", value="id"), to_table(self.url, columns=["id", "batch"])
+        self.storage_options: dict[str, str] = {}
+        self.url = self.create_table()
+        self.table_sink = to_table(self.url, columns=["id", "batch"], storage_options=self.storage_options)
+        self.sinks = to_topic(name, key="id", value="id"), self.table_sink
         (folder / "in").mkdir()
         with Admin(self.client) as admin:
             admin.create_topics([NewTopic(name=name, partitions=2)]).all()
+
+    def create_table(self) -> str:
+        """Create the table, partitioned by its batch; return its URL."""
+        fields = [("id", pa.string()), ("batch", pa.int32())]
+        deltalake.DeltaTable.create(self.table, schema=pa.schema(fields), partition_by=["batch"])
+        return f"delta:{self.table}"
 
     def add(self, batch: int, rows: int = ROWS) -> None:
         path = self.folder / "in" / f"{batch}.txt"
@@ -118,6 +124,28 @@ class Place:
         assert self.open_transactions() == []
 
 
+class IcebergPlace(Place):
+    """The same with an Iceberg table, in two buckets of ids."""
+
+    def create_table(self) -> str:
+        self.catalog = create_bucketed(self.folder)
+        self.storage_options = self.catalog.properties
+        self.table = self.catalog.find_file("")
+        return self.catalog.url
+
+    def rows(self) -> list[dict[str, object]]:
+        found: list[dict[str, object]] = self.catalog.read().to_pylist()
+        return found
+
+
+@pytest.fixture
+def iceberg_place(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest
+) -> IcebergPlace:
+    name = request.node.originalname.removeprefix("test_")[:60]
+    return IcebergPlace(spark, broker, tmp_path, name)
+
+
 @pytest.fixture
 def place(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest
@@ -137,6 +165,46 @@ def test_topic_and_table_together_and_a_repeated_batch_is_skipped(place: Place) 
     place.add(3)
     place.run()
     place.check(0, 1, 2, 3)
+
+
+def test_topic_and_iceberg_table_together(
+    iceberg_place: IcebergPlace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """[SPK-22] [LAK-1] A repeated batch is skipped; a decided one is completed; orphans are found."""
+    place = iceberg_place
+    prefix = place.options["transactional.id.prefix"]
+    for batch in range(2):
+        place.add(batch)
+    place.run()
+    place.check(0, 1)
+    place.lose_commit(1)
+    place.run()
+    place.check(0, 1)
+    double = to_table(place.url, columns={"batch": "1D"}, storage_options=place.storage_options)
+    place.add(2)
+    with pytest.raises(StreamingQueryException, match="column batch is double in the batch and int in"):
+        place.run(sinks=(place.sinks[0], double))
+    write: Any = replace(
+        foreach_batch(place.options, *place.sinks),  # type: ignore[type-var]
+        create_lake_context=GoneAfterTheDecision,
+    )
+    writer = place.stream().writeStream.foreachBatch(write)
+    with pytest.raises(StreamingQueryException, match="the driver has gone"):
+        writer.option("checkpointLocation", str(place.folder / "checkpoint")).start().awaitTermination()
+    assert len(place.rows()) == 3 * ROWS
+    words = ["transactions", "--bootstrap-server", place.client["bootstrap.servers"], "resolve"]
+    words += ["--prefix", prefix, "--store", place.url, "--yes"]
+    options = [f"--storage-option={name}={text}" for name, text in place.storage_options.items()]
+    assert run_command([*words, *options]) == 0
+    assert "batch 2 of query" in capsys.readouterr().out
+    place.check(0, 1, 2)
+    committed = min(place.table.glob("tallystick-*.parquet"))
+    orphan = committed.with_name(committed.name.replace("-0.parquet", "-7.parquet"))
+    orphan.write_bytes(b"left over")
+    assert run_command(["lake", "vacuum-orphans", place.url, *options, "--dry-run"]) == 3
+    assert orphan.name in capsys.readouterr().out
+    assert run_command(["lake", "vacuum-orphans", place.url, *options, "--yes"]) == 0
+    place.check(0, 1, 2)
 
 
 def test_a_task_that_fails_is_tried_again_and_its_files_are_removed(place: Place) -> None:

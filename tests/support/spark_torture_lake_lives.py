@@ -2,9 +2,8 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import pyarrow as pa
 from tests.support import spark_torture_lake as lake
 from tests.support.spark_torture import Fault
 from tests.support.spark_torture_lives import BareTorture, Told, Torture
@@ -18,17 +17,15 @@ _KINDS: Final = ("kill-driver", "kill-driver", "lose-answer", "rival", "optimize
 
 
 class InLake(Torture):
-    """Topic and Delta table in one decision, with other writers at the table."""
+    """Topic and lake table in one decision, with other writers at the table."""
+
+    lake_format = "delta"
 
     def __init__(self, seed: int, folder: Path, *, starts: int, rows_a_start: int) -> None:
         super().__init__(seed, folder, starts=starts, rows_a_start=rows_a_start)
-        from deltalake import DeltaTable
-
         self.shape, self.surface = "stateless", "together"
         self.topics, self.starting = self.topics[:1], self.starting[:1]
-        self.place = folder / "table"
-        DeltaTable.create(self.place, schema=lake.SCHEMA)
-        self.database_url = f"delta:{self.place}"
+        self.database_url = lake.create_table(self.lake_format, folder / "table")
         self.orphan_count = 0
 
     def faults(self) -> list[Fault]:
@@ -58,10 +55,7 @@ class InLake(Torture):
         remove_orphans(table, report)
 
     def rows(self) -> Counter[str]:
-        from deltalake import DeltaTable
-
-        rows: Any = pa.table(DeltaTable(self.place).scan().read_all())
-        return Counter(row for row in rows["id"].to_pylist() if row != lake.RIVAL)
+        return Counter(row for row in lake.read_ids(self.database_url or "") if row != lake.RIVAL)
 
     def run(self) -> Told:
         told = super().run()
@@ -77,7 +71,8 @@ class InLake(Torture):
     def check_files(self) -> None:
         """Give the prefix up, and compare the files that are there with those that the table names."""
         # Given up, the prefix has another owner: every file that no version names is an orphan, and goes.
-        resolve_rows(self.prefix, self.client, self.database_url or "", retire=True)
+        url = self.database_url or ""
+        resolve_rows(self.prefix, self.client, url, retire=True, storage_options=lake.read_catalog(url))
         self.sweep()
         table = open_table(lake.locate(self.database_url or ""))
         stray = set(table.list_data_files()) - set(table.read_files().referenced)
@@ -90,3 +85,15 @@ class InLake(Torture):
 
 class BareInLake(InLake, BareTorture):
     """The same without Java."""
+
+
+class InIceberg(InLake):
+    """The same with an Iceberg table."""
+
+    lake_format = "iceberg"
+
+
+class BareInIceberg(BareInLake):
+    """The same with an Iceberg table, without Java."""
+
+    lake_format = "iceberg"

@@ -59,6 +59,14 @@ def parse_time_ms(text: str, option: str) -> int:
         ) from None
 
 
+StorageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="For a lake table's storage or catalog, by its library's names. Repeatable.",
+    ),
+]
+
 ModeOption = Annotated[
     list[Mode] | None,
     typer.Option(

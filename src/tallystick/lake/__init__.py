@@ -1,7 +1,8 @@
-"""Tables of a lake (Delta) whose commit is a decision: rules, names, data files, and adapters.
+"""Tables of a lake (Delta, Iceberg) whose commit is a decision: rules, names, data files, and adapters.
 
-`entries` and `orphans` decide and are pure; `delta` is the only module that knows delta-rs, and is loaded
-when a Delta table is opened. Spark's sink and `tallystick lake` use them.
+`entries` and `orphans` decide and are pure; `delta` is the only module that knows delta-rs; `iceberg`,
+`iceberg_files` and `iceberg_upserts` are the only ones that know pyiceberg. Each is loaded when a table of
+its format is opened. Spark's sink and `tallystick lake` use them.
 """
 
 from typing import TYPE_CHECKING
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING
 from tallystick import _lazy
 
 if TYPE_CHECKING:
-    from tallystick.lake import delta
+    from tallystick.lake import delta, iceberg, iceberg_files
 
-__all__ = ["delta"]
+__all__ = ["delta", "iceberg", "iceberg_files"]
 
 if not TYPE_CHECKING:
-    __getattr__ = _lazy.attributes(__name__, {"delta": f"{__name__}.delta"})
+    __getattr__ = _lazy.attributes(__name__, {name: f"{__name__}.{name}" for name in __all__})

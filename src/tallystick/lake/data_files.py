@@ -59,6 +59,7 @@ class DataFileWriter:
 
     def __init__(self, storage: Storage, definition: TableDefinition, name: AttemptName) -> None:
         self._storage, self._definition, self._name = storage, definition, name
+        self._parquet_options: Mapping[str, Any] = {}
         self._open_files: dict[PartitionKey, _OpenFile] = {}
         self._buffered_bytes = 0
         self._paths: list[str] = []
@@ -133,7 +134,7 @@ class DataFileWriter:
         file = self._open_files[key]
         if not file.batches:
             return
-        table = pa.Table.from_batches(file.batches)
+        table = self._arrange(pa.Table.from_batches(file.batches))
         if file.writer is None:
             self._open(file, table.schema)
         writer = file.writer
@@ -144,13 +145,22 @@ class DataFileWriter:
         if file.sink.tell() >= FILE_BYTES:
             self._close(key)
 
+    def _arrange(self, rows: pa.Table) -> pa.Table:
+        """Return the rows of a row group in their order."""
+        return rows
+
     def _open(self, file: _OpenFile, schema: pa.Schema) -> None:
         name = self._name
         file.path = format_data_file_name(name.key, name.owner, name.attempt, len(self._paths))
         self._paths.append(file.path)
         file.sink = self._storage.create(file.path)
         file.writer = pq.ParquetWriter(
-            file.sink, schema, compression="zstd", version="2.6", metadata_collector=file.metadata
+            file.sink,
+            schema,
+            compression="zstd",
+            version="2.6",
+            metadata_collector=file.metadata,
+            **self._parquet_options,
         )
 
     def _close(self, key: PartitionKey) -> None:
@@ -163,16 +173,22 @@ class DataFileWriter:
     def _finish(self, key: PartitionKey, file: _OpenFile) -> None:
         size_bytes = self._storage.finish(file.path, file.sink)
         (metadata,) = file.metadata
+        partition, statistics = self._describe(key, metadata)
         self._files.append(
             DataFile(
                 path=file.path,
                 size_bytes=size_bytes,
                 row_count=metadata.num_rows,
-                partition=dict(zip(self._definition.partition_columns, key, strict=True)),
-                statistics=json.dumps(collect_statistics(metadata)),
+                partition=partition,
+                statistics=statistics,
                 written_ms=time.time_ns() // 1_000_000,
             )
         )
+
+    def _describe(self, key: PartitionKey, metadata: pq.FileMetaData) -> tuple[Mapping[str, str | None], str]:
+        """Return the partition of a file, and its statistics."""
+        partition = dict(zip(self._definition.partition_columns, key, strict=True))
+        return partition, json.dumps(collect_statistics(metadata))
 
 
 def _format_partition_values(rows: pa.RecordBatch, name: str) -> pa.Array:

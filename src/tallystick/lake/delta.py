@@ -19,7 +19,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -82,6 +82,8 @@ _ADD_COLUMNS_ATTEMPTS: Final = 20
 
 class DeltaLakeTable:
     """One Delta table of this process."""
+
+    keeps_upserted_files: ClassVar[bool] = False
 
     def __init__(self, url: TableUrl, storage_options: Mapping[str, str]) -> None:
         """Bind to the table; nothing is read yet. Raises: BadConfig for storage that does not fence."""

@@ -20,7 +20,7 @@ from enum import Enum, auto
 from typing import Final
 
 from tallystick.kernel.value import Value
-from tallystick.lake.errors import BadEntry
+from tallystick.lake.errors import BadEntry, EntryLost
 
 VERSION: Final = 1
 METADATA_KEY: Final = "tallystick"
@@ -62,6 +62,28 @@ def decode_entry(text: object) -> LakeEntry:
         )
     except (ValueError, KeyError, TypeError) as exc:
         raise BadEntry(f"{str(text)[:60]!r} is no entry: {type(exc).__name__} {exc}") from exc
+
+
+def choose_entry(text: str | None, mark: str | None) -> LakeEntry | None:
+    """Return the entry of a key in a table that keeps it in one place and marks its commit in another.
+
+    Args:
+        text: the entry as it is kept; None if there is none.
+        mark: the name of the commit that is marked as the last one of the key; None if there is no mark.
+    Raises: EntryLost if only one of them is there, or they are of two commits; BadEntry.
+    """
+    if text is None:
+        if mark is None:
+            return None
+        raise EntryLost(f"commit {mark} is marked as the last one, and what it says is gone")
+    entry = decode_entry(text)
+    if mark is None:
+        raise EntryLost(f"what commit {entry.commit} says is there, and the mark of that commit is gone")
+    if mark != entry.commit:
+        raise EntryLost(
+            f"commit {mark!r} is marked as the last one, and what commit {entry.commit} says is there"
+        )
+    return entry
 
 
 class Standing(Enum):

@@ -1,7 +1,9 @@
 """Names around a lake table: its URL, the key of a writer in its log, and its data files. Pure.
 
     delta:/lake/delays                    the URL of a table: its format, and its place
-    tallystick:pipeline.flights/database  the application id of a key in Delta's log: of a query's prefix
+    iceberg:lake.flights.delays           the same of Iceberg: its catalog, its namespace, and its name
+    tallystick:pipeline.flights/database  the application id of a key in Delta's log, in Iceberg its tag: of a
+                                          query's prefix
     tallystick:dual-write:payments-1      and of a dual writer's transactional id
     tallystick-<key>-<owner>-<attempt>-<number>.parquet
                                           a data file: digests of the key and of the owner that wrote it, a
@@ -17,10 +19,11 @@ from typing import Final
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
 
-FORMATS: Final = ("delta",)
+FORMATS: Final = ("delta", "iceberg")
 
 _APPLICATION_PREFIX: Final = "tallystick:"
 _WRITER_PREFIX: Final = "dual-write:"
+_ICEBERG_PARTS_MIN: Final = 3
 _KEY_DIGITS: Final = 16
 _OWNER_DIGITS: Final = 12
 _DATA_FILE: Final = re.compile(
@@ -32,7 +35,7 @@ _CONDITIONAL_PUT_OPTIONS: Final = ("aws_conditional_put", "conditional_put")
 
 
 class TableUrl(Value):
-    """The URL of a lake table: `format`, and `place`, a path or the URL of an object store."""
+    """The URL of a lake table: `format`, and `place`, a path, the URL of an object store, or its names."""
 
     format: str
     place: str
@@ -41,6 +44,11 @@ class TableUrl(Value):
     def folder(self) -> str:
         """The place as a path, if it is one."""
         return self.place.removeprefix("file://")
+
+    @property
+    def is_path(self) -> bool:
+        """True if the place is a path, which may be relative."""
+        return self.format == "delta" and "://" not in self.place
 
     def __str__(self) -> str:
         return f"{self.format}:{self.place}"
@@ -56,6 +64,12 @@ def parse_table_url(text: str) -> TableUrl:
     kind, _, place = text.partition(":")
     if kind not in FORMATS or not place:
         raise BadConfig(f"table {text}: is not the URL of a lake table, like delta:/lake/delays")
+    parts = place.split(".")
+    if kind == "iceberg" and (len(parts) < _ICEBERG_PARTS_MIN or not all(parts) or "/" in place):
+        raise BadConfig(
+            f"table {text}: an Iceberg table is named by its catalog, namespace and name, like "
+            "iceberg:lake.flights.delays"
+        )
     return TableUrl(kind, place)
 
 

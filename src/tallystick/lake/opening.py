@@ -22,6 +22,9 @@ def open_table(location: LakeLocation) -> LakeTable:
     """Return this process's table at a location. Raises: BadConfig, MissingLibrary."""
     key = (os.getpid(), location)
     if key not in _TABLES:
-        # Formats are as many as `names.FORMATS`; a URL of another one is not parsed.
-        _TABLES[key] = lake.delta.DeltaLakeTable(location.url, dict(location.storage_options))
+        # Formats are those of `names.FORMATS`; a URL of another one is not parsed.
+        is_iceberg = location.url.format == "iceberg"
+        kind = lake.iceberg.IcebergLakeTable if is_iceberg else lake.delta.DeltaLakeTable
+        table: LakeTable = kind(location.url, dict(location.storage_options))
+        _TABLES[key] = table
     return _TABLES[key]

@@ -1,7 +1,7 @@
-"""Interface between the rules and a table format. `delta` implements it."""
+"""Interface between the rules and a table format. `delta` and `iceberg` implement it."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from tallystick.kernel.value import Value
 from tallystick.lake.entries import CommitOutcome, LakeEntry
@@ -12,7 +12,7 @@ class DataFile(Value, kw_only=True):
     """A finished data file that no commit names yet.
 
     path        relative to the table
-    partition   the value of each partition column as the format writes it; None is null
+    partition   the value of each partition field as the format writes it; None is null
     statistics  of its columns, as the format writes them
     """
 
@@ -25,7 +25,10 @@ class DataFile(Value, kw_only=True):
 
 
 class TableState(Value, kw_only=True):
-    """What a table says at one version: the entry of one key, and the table's definition."""
+    """What a table says at one version: the entry of one key, and the table's definition.
+
+    Versions only grow, and each commit makes a new one.
+    """
 
     version: int
     entry: LakeEntry | None
@@ -44,7 +47,12 @@ class TableFiles(Value, kw_only=True):
 
 
 class LakeTable(Protocol):
-    """One table. Its calls block; a table belongs to one process and may be used by several threads."""
+    """One table. Its calls block; a table belongs to one process and may be used by several threads.
+
+    keeps_upserted_files  the data files of an upsert become part of the table
+    """
+
+    keeps_upserted_files: ClassVar[bool]
 
     @property
     def url(self) -> str: ...
@@ -65,8 +73,8 @@ class LakeTable(Protocol):
     ) -> CommitOutcome:
         """Commit entry and files as the version after `version`, or not at all [LAK-1].
 
-        With keys, the rows of the files replace those of the table with the same keys. Then the files
-        themselves stay outside of the table.
+        With keys, the rows of the files replace those of the table with the same keys. The files themselves
+        stay outside of the table then, unless it `keeps_upserted_files`.
 
         Durable when this returns COMMITTED. Raises nothing that leaves the outcome open.
         """

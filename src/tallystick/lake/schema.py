@@ -21,13 +21,15 @@ class TableDefinition(Value, kw_only=True):
 
     identity           of the table; another one at the same place is another table
     schema             its columns as Arrow has them; a field that is not nullable takes no null
-    partition_columns  in the table's order
+    partition_columns  in the table's order, if they are all there is to its partitions
+    layout             what else the writer of its data files needs, in the words of its format
     problems           why a writer like this one must not write the table; empty if it may
     """
 
     identity: str
     schema: pa.Schema
     partition_columns: tuple[str, ...] = ()
+    layout: str = ""
     problems: tuple[str, ...] = ()
 
 
@@ -80,6 +82,7 @@ def is_same_definition(before: TableDefinition, now: TableDefinition) -> bool:
         before.identity == now.identity
         and before.partition_columns == now.partition_columns
         and before.schema.equals(now.schema)
+        and before.layout == now.layout
         and not now.problems
     )
 

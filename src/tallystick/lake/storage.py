@@ -88,6 +88,14 @@ class LocalStorage:
             (self._root / path).unlink()
 
 
+def open_folder(folder: Path) -> LocalStorage:
+    """Return the storage of a folder, which is made if it is not there."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        _sync_folder(folder.parent)
+    return LocalStorage(folder)
+
+
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:

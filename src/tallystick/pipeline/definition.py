@@ -157,7 +157,8 @@ class TopicSink(Value, kw_only=True, rename="kebab"):
 class TableSink(Value, kw_only=True, rename="kebab"):
     """A sink that writes rows into one table, matching columns by name.
 
-    table            its name in the database; or the URL of a lake table, like delta:/lake/delays
+    table            its name in the database; or the URL of a lake table: delta:/lake/delays,
+                     iceberg:lake.flights.delays
     database         SQLAlchemy URL; None for a lake table
     keys             key columns of an upsert
     merge_schema     columns that a lake table lacks are added to it
@@ -271,7 +272,7 @@ class Definition(Value, kw_only=True):
             if not isinstance(sink, TableSink) or not sink.is_lake_table:
                 return sink
             url = parse_table_url(sink.table)
-            return replace(sink, table=str(replace(url, place=placed(url.place))))
+            return replace(sink, table=str(replace(url, place=placed(url.place)))) if url.is_path else sink
 
         return replace(
             self,

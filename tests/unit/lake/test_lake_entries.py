@@ -10,12 +10,13 @@ from tallystick.lake.entries import (
     CommitOutcome,
     LakeEntry,
     Standing,
+    choose_entry,
     decode_entry,
     encode_entry,
     judge_outcome,
     judge_standing,
 )
-from tallystick.lake.errors import BadEntry
+from tallystick.lake.errors import BadEntry, EntryLost
 
 OWNERS = ("7/1", "7/2")
 COMMITS = ("a", "b")
@@ -64,3 +65,28 @@ def test_an_entry_is_read_as_it_was_written(payload: str | None) -> None:
 def test_anything_else_is_no_entry(text: object) -> None:
     with pytest.raises(BadEntry):
         decode_entry(text)
+
+
+@pytest.mark.parametrize(
+    ("commit", "mark", "why"),
+    [
+        (None, None, None),
+        ("c", "c", None),
+        (None, "c", "commit c is marked as the last one, and what it says is gone"),
+        ("c", None, "what commit c says is there, and the mark of that commit is gone"),
+        ("c", "d", "commit 'd' is marked as the last one, and what commit c says is there"),
+        ("c", "", "commit '' is marked as the last one, and what commit c says is there"),
+    ],
+)
+def test_an_entry_and_its_mark_are_of_one_commit(
+    commit: str | None, mark: str | None, why: str | None
+) -> None:
+    """[LAK-2] Half an entry is an error, whichever half is gone: never nothing."""
+    entry = None if commit is None else LakeEntry(key="p/database", owner="7/1", commit=commit, payload="d")
+    text = None if entry is None else encode_entry(entry)
+    if why is None:
+        assert choose_entry(text, mark) == entry
+        return
+    with pytest.raises(EntryLost) as raised:
+        choose_entry(text, mark)
+    assert str(raised.value) == why

@@ -54,6 +54,37 @@ def test_keys_of_writers_are_no_keys_of_queries() -> None:
     assert parse_application_id("some-job") is None
 
 
+def test_an_iceberg_table_is_named_by_its_catalog() -> None:
+    url = parse_table_url("iceberg:lake.air.flights.delays")
+    assert (url.format, url.place, str(url)) == (
+        "iceberg",
+        "lake.air.flights.delays",
+        "iceberg:lake.air.flights.delays",
+    )
+    assert is_table_url("iceberg:lake.flights.delays")
+    assert find_url_problem("iceberg:lake.flights.delays") is None
+    assert [parse_table_url(text).is_path for text in ("iceberg:a.b.c", "delta:a", "delta:s3://a")] == [
+        False,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["iceberg:delays", "iceberg:flights.delays", "iceberg:a..c", "iceberg:/lake/a.b.c", "iceberg:a.b."],
+)
+def test_what_names_no_iceberg_table(text: str) -> None:
+    with pytest.raises(BadConfig, match="is named by its catalog, namespace and name"):
+        parse_table_url(text)
+    assert "like iceberg:lake.flights.delays" in str(find_url_problem(text))
+
+
+def test_the_name_of_a_tag_tells_its_key() -> None:
+    assert parse_application_id(format_application_id("p/database")) == "p/database"
+    assert parse_application_id("main") is None
+
+
 def test_the_name_of_a_data_file_tells_key_owner_and_attempt() -> None:
     name = format_data_file_name("p/database", "7/1", "ab12", 3)
     assert parse_data_file_name(name) == DataFileName(digest_key("p/database"), digest_owner("7/1"), "ab12")

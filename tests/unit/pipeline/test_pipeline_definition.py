@@ -254,6 +254,18 @@ def test_a_syntax_error_has_file_and_line() -> None:
         parse_definition('name = "x"\ncheckpoint = \n', "p.toml")
 
 
+def test_an_iceberg_table_is_where_its_catalog_says() -> None:
+    text = SMALLEST.replace(
+        'topic = "out"',
+        'topic = "out"\n[[outputs.all.sinks]]\ntable = "iceberg:lake.flights.rows"\n'
+        'storage-options = {uri = "sqlite:////lake/catalog.db"}',
+    )
+    (output,) = parse_definition(text, "copy.toml").resolve_paths("/home/a").outputs
+    sink = output.sinks[1]
+    assert isinstance(sink, TableSink)
+    assert sink.table == output.database == "iceberg:lake.flights.rows"
+
+
 def test_a_lake_table_is_beside_the_file_and_decides_for_its_output() -> None:
     """A relative place is one of the file's folder, as the checkpoint is."""
     text = SMALLEST.replace(

@@ -1,14 +1,13 @@
 """`tallystick lake`: looks after tables of a lake that decide batches."""
 
-from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
 
 from tallystick.cli.cluster_command import confirm
 from tallystick.cli.exits import ExitCode
+from tallystick.cli.settings import StorageOption, parse_named_values
 from tallystick.cli.tables import OutputFormat, Row, print_rows
-from tallystick.kernel.settings import BadConfig
 from tallystick.lake.names import format_writer_key, parse_table_url
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.orphans import OrphanReport
@@ -39,10 +38,7 @@ def vacuum_orphans(
             "--transactional-id", "--transactionalId", help="Only files of this dual writer's id. Repeatable."
         ),
     ] = None,
-    storage_option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="For the storage, by its library's names. Repeatable."),
-    ] = None,
+    storage_option: StorageOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the files; remove none.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     output: Annotated[OutputFormat, typer.Option(help="For people or for programs.")] = OutputFormat.TABLE,
@@ -52,7 +48,8 @@ def vacuum_orphans(
     Files of a batch that may still be decided are kept: their query, or their dual writer's id, has not been
     claimed again since. So are files of other writers, which the table's own VACUUM looks after.
     """
-    location = LakeLocation(url=parse_table_url(table), storage_options=_parse_options(storage_option or ()))
+    options = parse_named_values(storage_option or (), "--storage-option", strip=False)
+    location = LakeLocation(url=parse_table_url(table), storage_options=tuple(sorted(options.items())))
     opened = open_table(location)
     keys = [each + DATABASE_SUFFIX for each in prefix or ()]
     keys += map(format_writer_key, transactional_id or ())
@@ -79,10 +76,3 @@ def _describe(report: OrphanReport, *, dry_run: bool) -> list[Row]:
         for path in paths
     ]
     return [*orphans, *others]
-
-
-def _parse_options(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    problems = [word for word in words if "=" not in word]
-    if problems:
-        raise BadConfig(f"--storage-option: {', '.join(problems)}: is not NAME=VALUE")
-    return tuple(sorted((name, text) for name, _, text in (word.partition("=") for word in words)))

@@ -14,7 +14,7 @@ import typer
 from tallystick import spark
 from tallystick.cli.cluster_command import ClusterTarget, confirm, select_role_settings
 from tallystick.cli.exits import ExitCode, print_error
-from tallystick.cli.settings import ModeOption, add_modes
+from tallystick.cli.settings import ModeOption, StorageOption, add_modes, parse_named_values
 from tallystick.cli.tables import Row
 from tallystick.dualwrite.errors import BadStore
 from tallystick.dualwrite.resolve import (
@@ -29,6 +29,7 @@ from tallystick.dualwrite.rules.recovery import Verdict
 from tallystick.dualwrite.stores.base import LeaseStore, Store
 from tallystick.dualwrite.stores.by_url import OTHER_KINDS, open_store
 from tallystick.kernel.settings import BadConfig
+from tallystick.lake.names import is_table_url
 
 if TYPE_CHECKING:
     from tallystick.spark.sink.recovery import PrefixStatus
@@ -49,7 +50,8 @@ def resolve_command(
         typer.Option(
             "--store",
             metavar="URL",
-            help="What decides: SQLAlchemy's URL, rocksdb:///FOLDER, zookeeper://HOSTS/ROOT, delta:/FOLDER.",
+            help="What decides: SQLAlchemy's URL, rocksdb:///FOLDER, zookeeper://HOSTS/ROOT, delta:/FOLDER, "
+            "iceberg:CATALOG.NAMESPACE.TABLE.",
         ),
     ] = None,
     prefix: Annotated[
@@ -69,6 +71,7 @@ def resolve_command(
         bool,
         typer.Option("--only-expired", help="Only ids whose lease has expired; no live writer is fenced."),
     ] = False,
+    storage_option: StorageOption = None,
     mode: ModeOption = None,
     schema: Annotated[str | None, typer.Option(help="Database schema of the tables.")] = None,
     allowed: Annotated[
@@ -85,6 +88,8 @@ def resolve_command(
     """Finish what the writers of a database, or a Spark query, left open; live ones are fenced."""
     at: ClusterTarget = context.obj
     config = add_modes(select_role_settings("producer", at.config), mode or (), prepares=True)
+    if storage_option and (prefix is None or not is_table_url(store or "")):
+        raise BadConfig("--storage-option: is for a lake table, given with --prefix and --store")
     if prefix is not None:
         if transactional_id or schema or allowed or only_expired:
             raise BadConfig(
@@ -93,7 +98,9 @@ def resolve_command(
             )
         if not dry_run:
             confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
-        raise typer.Exit(_resolve_query(at, config, prefix, store, retire=retire, dry_run=dry_run))
+        options = parse_named_values(storage_option or (), "--storage-option", strip=False)
+        find = _load_query_resolver(store, options)
+        raise typer.Exit(_resolve_query(at, config, prefix, find, retire=retire, dry_run=dry_run))
     if store is None or retire:
         raise BadConfig("give either --store URL or --prefix PREFIX; --retire needs --prefix")
     with _open_store(store, schema, allowed or ()) as opened:
@@ -167,14 +174,14 @@ def _resolve_query(
     at: ClusterTarget,
     config: Mapping[str, object],
     prefix: str,
-    store: str | None,
+    find: "Callable[..., PrefixStatus]",
     *,
     retire: bool,
     dry_run: bool,
 ) -> ExitCode:
     # The modes decide which ids use two-phase commit.
     client = {name: str(value) for name, value in config.items() if name not in _PER_ID_SETTINGS}
-    status: PrefixStatus = _load_query_resolver(store)(prefix, client, dry_run=dry_run, retire=retire)
+    status = find(prefix, client, dry_run=dry_run, retire=retire)
     decision = status.decision
     first = {
         "TransactionalId": prefix,
@@ -194,11 +201,13 @@ def _resolve_query(
     return ExitCode.HANGING if dry_run and (decided or others) else ExitCode.DONE
 
 
-def _load_query_resolver(store: str | None) -> "Callable[..., PrefixStatus]":
-    """Return the function that finds the query's decisions, in Kafka or in a database."""
+def _load_query_resolver(
+    store: str | None, storage_options: Mapping[str, str]
+) -> "Callable[..., PrefixStatus]":
+    """Return the function that finds the query's decisions, in Kafka or in a database or table."""
     if store is None:
         return spark.resolve
-    return partial(spark.resolve_rows, database=store)
+    return partial(spark.resolve_rows, database=store, storage_options=storage_options)
 
 
 def _format_query_row(name: str, finding: str, result: str, *, dry_run: bool) -> Row:

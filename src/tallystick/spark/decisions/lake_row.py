@@ -114,7 +114,7 @@ class LakeRow:
         files = [file for attempt in moves.attempts for file in decode_files(attempt)]
         self._check_files(files, sum(moves.rows))
         self._commit(owner, encode_decision(decision).decode(), files, is_in_time)
-        if self._keys:
+        if self._keys and not self._table.keeps_upserted_files:
             for file in files:  # their rows are in the table's own files; what stays is an orphan
                 self._table.remove(file.path)
 

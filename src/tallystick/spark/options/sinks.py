@@ -98,8 +98,9 @@ def to_table(
     """Write rows to an existing table: of the database, or of a lake.
 
     Args:
-        table: its name, or `schema.name`; or the URL of a lake table, like `delta:/lake/delays`, whose
-            commit then is the decision, so that the query has no other table.
+        table: its name, or `schema.name`; or the URL of a lake table, like `delta:/lake/delays` or
+            `iceberg:catalog.namespace.delays`, whose commit then is the decision, so that the query has no
+            other table.
         columns: the table's columns, each with its Spark SQL expression, or only the names if the batch has
             columns of those names; without it, every column of the batch.
         write: "append", or "upsert": a row whose keys are in the table replaces the row there.
@@ -107,7 +108,7 @@ def to_table(
             table. Two rows of a batch with the same keys are refused.
         where: boolean; selects the rows.
         merge_schema: add columns that a lake table lacks, instead of refusing the batch.
-        storage_options: for the storage of a lake table, by the names of its library.
+        storage_options: for the storage or the catalog of a lake table, by the names of its library.
     """
     expressions = (
         columns if columns is None or isinstance(columns, Mapping) else {c: quote_column(c) for c in columns}

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, StructType
 
+from tallystick import lake
 from tallystick.kernel.check import check
 from tallystick.kernel.value import Value, replace
 from tallystick.lake.data_files import AttemptName, DataFileWriter
@@ -39,7 +40,7 @@ class LakeTarget(Value, kw_only=True):
 def locate_table(sink: ToTable) -> LakeLocation:
     """Return where the table of a sink is, as the driver's working directory has it. Raises: BadConfig."""
     url = parse_table_url(sink.table)
-    if "://" not in url.place:
+    if url.is_path:
         url = replace(url, place=str(Path(url.place).absolute()))
     return LakeLocation(url=url, storage_options=sink.storage_options)
 
@@ -78,6 +79,8 @@ def open_data_files(target: LakeTarget, prefix: str, lease: BatchLease) -> DataF
     """Return the writer of one attempt's data files."""
     name = AttemptName(key=prefix, owner=str(lease.coordinator), attempt=token_hex(_ATTEMPT_BYTES))
     definition = target.definition
+    if target.location.url.format == "iceberg":
+        return lake.iceberg_files.IcebergFileWriter(definition, name)
     if target.keys:
         # These files are read again for the upsert, and are no part of the table.
         definition = replace(definition, partition_columns=())

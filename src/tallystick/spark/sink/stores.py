@@ -2,6 +2,7 @@
 
 found = resolve_rows("pipeline.flights", {"bootstrap.servers": "localhost:9092"}, "postgresql://…")
 found = resolve_rows("pipeline.flights", {"bootstrap.servers": "localhost:9092"}, "delta:/lake/delays")
+found = resolve_rows("pipeline.flights", {"bootstrap.servers": "localhost:9092"}, "iceberg:lake.ns.delays")
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,13 @@ from tallystick.spark.sink.recovery import (
 
 
 def resolve_rows(
-    prefix: str, client: Mapping[str, str], database: str, *, dry_run: bool = False, retire: bool = False
+    prefix: str,
+    client: Mapping[str, str],
+    database: str,
+    *,
+    dry_run: bool = False,
+    retire: bool = False,
+    storage_options: Mapping[str, str] | None = None,
 ) -> PrefixStatus:
     """Complete or abort the transactions of a `foreach_batch` query with tables that will not restart.
 
@@ -36,10 +43,16 @@ def resolve_rows(
         database: the query's database URL, or the URL of its lake table.
         dry_run: only look, and change nothing.
         retire: also forget the decision, so that a new query may begin under the prefix.
+        storage_options: of a lake table, as the query has them.
     Returns: the state before any change.
     Raises: BadConfig; DecisionBroken without `retire`; LakeErrors; errors of client and database.
     """
-    context = open_store_context(build_options(prefix, client), database, accepts_loss=retire and not dry_run)
+    context = open_store_context(
+        build_options(prefix, client),
+        database,
+        accepts_loss=retire and not dry_run,
+        storage_options=tuple(sorted((storage_options or {}).items())),
+    )
     return resolve_and_close(context, dry_run=dry_run, retire=retire)
 
 
@@ -49,7 +62,12 @@ def read_last_decision(prefix: str, client: Mapping[str, str], database: str) ->
 
 
 def open_store_context(
-    options: SinkOptions, url: str, tables: tuple[ToTable, ...] = (), *, accepts_loss: bool = False
+    options: SinkOptions,
+    url: str,
+    tables: tuple[ToTable, ...] = (),
+    *,
+    accepts_loss: bool = False,
+    storage_options: tuple[tuple[str, str], ...] = (),
 ) -> SinkContext:
     """Open the station of a prefix whose decisions are in a store.
 
@@ -58,11 +76,12 @@ def open_store_context(
         url: of a database, or of a lake table.
         tables: the query's tables in the database, if their staged rows are to be swept.
         accepts_loss: the prefix is to be given up, even if a lake table has lost what was decided.
+        storage_options: of a lake table that is not among `tables`.
     Raises: BadConfig, MissingLibrary.
     """
     options = with_database_suffix(options)
     if is_table_url(url):
-        storage_options = next((each.storage_options for each in tables), ())
+        storage_options = next((each.storage_options for each in tables), storage_options)
         location = LakeLocation(url=parse_table_url(url), storage_options=storage_options)
         return LakeSinkContext(options, location, accepts_loss=accepts_loss)
     module = spark_sink.database_context
