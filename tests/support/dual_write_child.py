@@ -1,7 +1,7 @@
 """A server process that forks a process for every life, so that drivers are loaded once.
 
-What a life loads or makes at first use, drivers and the codecs of messages, is loaded and made here as soon as
-a life has named it, and all later ones have it.
+What a life loads or makes at first use, drivers and the codecs of messages, is loaded and made here as soon
+as a life has named it, and all later ones have it.
 This process never has a thread, connection or event loop of a life.
 
 A life is a line of JSON on stdin. stdout gets the steps as they are taken, then what recovery found, then how
@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.support import dual_write_stores as stores
 from tests.support.dual_write_lives import STUCK_S, Strike
+from tests.support.servers import do_without_tls
 
 from tallystick.dualwrite import DualWriter, aio
 from tallystick.dualwrite.aio import batches as aio_batches
@@ -217,6 +218,7 @@ def _learn(pipe: int) -> None:
 
 
 def main() -> None:
+    do_without_tls()
     gc.freeze()  # keep the lives' garbage collectors away from the pages they share with this process
     for line in sys.stdin:
         reading, writing = os.pipe()
