@@ -25,6 +25,7 @@ from tallystick.broker import __main__ as broker_main
 
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES_MAX = 1 << 20
+STDERR = 2
 
 
 class ForkedBroker:
@@ -33,7 +34,7 @@ class ForkedBroker:
     def __init__(self, forker: socket.socket) -> None:
         request = json.dumps({"cwd": os.getcwd(), "environ": dict(os.environ)})
         (their_in, our_in), (our_out, their_out), (status_out, status_in) = (os.pipe() for _ in range(3))
-        socket.send_fds(forker, [request.encode()], [their_in, their_out, status_in])
+        socket.send_fds(forker, [request.encode()], [their_in, their_out, STDERR, status_in])
         for fd in (their_in, their_out, status_in):
             os.close(fd)
         self.stdin, self.stdout = os.fdopen(our_in, "wb"), os.fdopen(our_out, "rb")
@@ -100,7 +101,7 @@ def _serve(forker: socket.socket) -> int:
     """Fork for every request, until the other end is closed."""
     gc.freeze()  # keep the brokers' garbage collectors away from the pages they share with this process
     while True:
-        request, fds, _, _ = socket.recv_fds(forker, REQUEST_BYTES_MAX, 3)
+        request, fds, _, _ = socket.recv_fds(forker, REQUEST_BYTES_MAX, 4)
         if not request:
             return 0
         with contextlib.suppress(ChildProcessError):
@@ -113,25 +114,26 @@ def _serve(forker: socket.socket) -> int:
             os.close(fd)
 
 
-def _keep(request: dict[str, dict[str, str]], stdin: int, stdout: int, status: int) -> int:
+def _keep(request: dict[str, dict[str, str]], *fds: int) -> int:
     """Fork the broker, say what its pid is, and how it ended."""
+    *standard, status = fds
     pid = os.fork()
     if not pid:
         os.close(status)
-        return _run(request, stdin, stdout)
-    os.close(stdin)
-    os.close(stdout)
+        return _run(request, *standard)
+    for fd in standard:
+        os.close(fd)
     os.write(status, b"%d\n" % pid)
     _, code = os.waitpid(pid, 0)
     os.write(status, b"%d\n" % code)
     os._exit(0)
 
 
-def _run(request: dict[str, dict[str, str]], stdin: int, stdout: int) -> int:
+def _run(request: dict[str, dict[str, str]], *standard: int) -> int:
     """Be `python -m tallystick.broker`."""
     os.setpgid(0, 0)
-    for fd, standard in ((stdin, 0), (stdout, 1)):
-        os.dup2(fd, standard)
+    for number, fd in enumerate(standard):
+        os.dup2(fd, number)
         os.close(fd)
     os.chdir(str(request["cwd"]))
     os.environ.clear()
