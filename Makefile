@@ -5,8 +5,10 @@ PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# Test processes: a third one would compete with the brokers and Javas that the tests start.
+# Test processes: where a third one would compete with what runs beside them, or with Javas that are killed.
 TWO    := -n logical --maxprocesses 2
+# Of `make test`: a quarter of the time of a process there goes into waiting for time limits and for others.
+THREE  := -n 3
 # `make test` and `make check` are the same every time: one order of tests, one seed for what a test draws, one
 # order of sets. `make test-full` draws a seed, or takes one: make test-full SEED=n.
 FIXED  := --randomly-seed=939
@@ -43,14 +45,12 @@ run: $(READY) ## 336,776 flights through a Spark pipeline whose parts are killed
 	@$(BIN)/tallystick demo
 
 test: $(READY) ## everything a change must pass
-	@$(BIN)/python -m tools.gate --docs
-	@$(BIN)/python -m tallystick.spark.class_archive
-	@$(SETS) HYPOTHESIS_PROFILE=gate $(BIN)/python -m pytest $(TWO) --dist loadfile $(FIXED) $(addprefix --ignore=,$(LEFT_TO_FULL))
+	@$(BIN)/python -m tools.gate --docs --beside $(BIN)/python -m tallystick.spark.class_archive
+	@$(SETS) HYPOTHESIS_PROFILE=gate $(BIN)/python -m pytest $(THREE) --dist loadfile $(FIXED) $(addprefix --ignore=,$(LEFT_TO_FULL))
 
 test-full: $(READY) ## everything there is, in a random order with random examples: hours
-	@$(BIN)/python -m tools.gate --docs
+	@$(BIN)/python -m tools.gate --docs --beside $(BIN)/python -m tallystick.spark.class_archive
 	@$(BIN)/python -m tools.dist --wheels
-	@$(BIN)/python -m tallystick.spark.class_archive
 	@$(BIN)/python -m tools.mutate
 	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -o timeout=3600 $(TWO) --dist loadfile $(if $(SEED),--randomly-seed=$(SEED))
 

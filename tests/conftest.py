@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 from tests.support import servers
+from tests.support.broker_forks import BrokerForks
 from tests.support.plain_logs import keep_formats_of_handlers
 from tests.support.sharing import SlowFilesFirst
+
+from tallystick.broker import embedded
+
+START_PROCESS = embedded.start_process
 
 # HYPOTHESIS_PROFILE chooses: "quick" for `make check`, "gate" for `make test`, "full" for `make test-full`.
 # The first two try the same examples in every run, so that a change fails for what it changes. The third
@@ -57,6 +62,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SlowFilesFir
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def broker_forks() -> Iterator[BrokerForks]:
+    """Let every `EmbeddedBroker` that is a process be a fork; `broker_processes` is the exception."""
+    forks = BrokerForks()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedded, "start_process", forks.start_process)
+        yield forks
+    forks.close()
+
+
+@pytest.fixture
+def broker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start brokers in processes that import them, as a program does that embeds one."""
+    monkeypatch.setattr(embedded, "start_process", START_PROCESS)
 
 
 @pytest.fixture(scope="session")

@@ -146,11 +146,10 @@ class Attack:
     body: bytes
 
 
-def make_attacks(entries_max: int = ARRAY_ELEMENTS_MAX, names: Collection[str] = ()) -> Iterator[Attack]:
-    """Yield the largest legal request of each shape, of each API that has a list, without duplicates.
+def list_attacks(names: Collection[str] = ()) -> Iterator[tuple[ApiSpec, Shape]]:
+    """Yield each API that has a list with each shape of its requests, without duplicates.
 
     Args:
-        entries_max: no request has more entries.
         names: only these APIs; all by default.
     """
     for key in sorted(HANDLERS):
@@ -163,10 +162,14 @@ def make_attacks(entries_max: int = ARRAY_ELEMENTS_MAX, names: Collection[str] =
             if sample is None or encode(sample, version) in samples:
                 continue
             samples.add(encode(sample, version))
-            count = min(entries_max, find_legal_entries(spec, version, shape))
-            yield Attack(
-                spec, shape, version, count, encode(make_request(spec, version, shape, count), version)
-            )
+            yield spec, shape
+
+
+def make_attack(spec: ApiSpec, shape: Shape, entries_max: int = ARRAY_ELEMENTS_MAX) -> Attack:
+    """Return the largest legal request of a shape, with at most `entries_max` entries."""
+    version = spec.max_version
+    count = min(entries_max, find_legal_entries(spec, version, shape))
+    return Attack(spec, shape, version, count, encode(make_request(spec, version, shape, count), version))
 
 
 def find_legal_entries(spec: ApiSpec, version: int, shape: Shape) -> int:
@@ -391,7 +394,8 @@ def main() -> None:
     outcomes = []
     with EmbeddedBroker(config=SETTINGS) as broker:
         prepare(broker)
-        for outcome in attack(broker, make_attacks(options.entries, options.api), options.seconds):
+        attacks = (make_attack(*each, options.entries) for each in list_attacks(options.api))
+        for outcome in attack(broker, attacks, options.seconds):
             outcomes.append(outcome)
             print(format_table([outcome]).splitlines()[-1], flush=True)
     if options.write:

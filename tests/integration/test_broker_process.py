@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from tallystick.broker.embedded import BrokerDidNotStart
 from tallystick.testing import EmbeddedBroker, eventually
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.usefixtures("broker_processes")]
 
 HEAVY = {"numpy", "pyarrow", "sqlalchemy", "pyspark", "rich", "typer", "click"}
 

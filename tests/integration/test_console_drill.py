@@ -35,7 +35,7 @@ from tallystick.testing import EmbeddedBroker
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 SECONDS_MAX = 120
-FAST = Pace(interval_ms=100)
+FAST = Pace(interval_ms=100, rest_factor=2)
 PACES = Paces(
     cluster=FAST, transactions=FAST, named_ids=FAST, topics=FAST, stores=FAST, decisions=FAST, groups=FAST
 )
@@ -89,6 +89,7 @@ class Drill:
             {"bootstrap.servers": self.broker.bootstrap_servers},
             [self.place.where] if stores is None else stores,
             paces=PACES,
+            publish_ms=20,
             hanging_limit_ms=0,
         )
         return asyncio.run(_show(config, limits or Limits(grace_ms=0, limit_ms=0), path, until))

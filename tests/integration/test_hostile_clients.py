@@ -9,6 +9,7 @@ import pytest
 from tools import hostile
 
 from tallystick.broker.handlers import HANDLERS
+from tallystick.protocol.apis import ApiSpec
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
@@ -28,11 +29,11 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield running
 
 
-ATTACKS = list(hostile.make_attacks(ENTRIES))
+ATTACKS = list(hostile.list_attacks())
 
 
 def test_every_api_is_attacked_but_those_without_a_list() -> None:
-    attacked = {attack.spec.name for attack in ATTACKS}
+    attacked = {spec.name for spec, _ in ATTACKS}
     without = {entry.spec.name for entry in HANDLERS.values()} - attacked
     assert {"Produce", "Fetch", "Metadata", "OffsetFetch", "CreateTopics", "WriteTxnMarkers"} <= attacked
     assert {"Heartbeat", "EndTxn", "InitProducerId", "DescribeCluster"} <= without
@@ -45,13 +46,11 @@ def served(broker: EmbeddedBroker) -> None:
             assert hostile.send_and_receive(connection, data) > 0
 
 
-@pytest.mark.parametrize(
-    "number", range(len(ATTACKS)), ids=lambda n: f"{ATTACKS[n].spec.name}-{ATTACKS[n].shape}"
-)
+@pytest.mark.parametrize(("spec", "shape"), ATTACKS, ids=lambda part: getattr(part, "name", str(part)))
 def test_another_client_is_served_beside_the_request_and_after_it(
-    number: int, broker: EmbeddedBroker
+    spec: ApiSpec, shape: hostile.Shape, broker: EmbeddedBroker
 ) -> None:
-    attack = ATTACKS[number]
+    attack = hostile.make_attack(spec, shape, ENTRIES)
     with hostile.connect(broker.bootstrap_servers) as connection:
         connection.sendall(hostile.make_frame(attack.spec, attack.version, attack.body, 7))
         served(broker)

@@ -10,6 +10,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +177,15 @@ def java() -> Iterator[Driver]:
     driver.close()
 
 
+@cache
+def _is_interop(path: Path) -> bool:
+    return HERE in path.parents
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs Java, and expect those failures of ours that allow.txt names, and no others."""
     for item in items:
-        if HERE not in item.path.parents:
+        if not _is_interop(item.path):
             continue
         if "java" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.kafka)

@@ -27,7 +27,7 @@ from tallystick.console.state import ConsoleState
 from tallystick.console.web.app import create_app
 
 SECONDS_MAX = 120
-FAST = Pace(interval_ms=100)
+FAST = Pace(interval_ms=100, rest_factor=2)
 PACES = Paces(
     cluster=FAST, transactions=FAST, named_ids=FAST, topics=FAST, stores=FAST, decisions=FAST, groups=FAST
 )
@@ -135,7 +135,7 @@ async def operate(
     Args:
         acting_settings: settings of the clients that read for an action and act, if they are other ones.
     """
-    config = CollectorConfig.check(client_settings, stores, paces=PACES, hanging_limit_ms=0)
+    config = CollectorConfig.check(client_settings, stores, paces=PACES, publish_ms=20, hanging_limit_ms=0)
     acting = dict(acting_settings or client_settings)
     actions = ActionConfig(
         admin=select_role_settings("admin", acting),

@@ -1,6 +1,7 @@
 """A server process that forks a process for every life, so that drivers are loaded once.
 
-The codecs of messages, which the client makes at first use, are made here as soon as a life has named them.
+What a life loads or makes at first use, drivers and the codecs of messages, is loaded and made here as soon
+as a life has named it, and all later ones have it.
 This process never has a thread, connection or event loop of a life.
 
 A life is a line of JSON on stdin. stdout gets the steps as they are taken, then what recovery found, then how
@@ -9,6 +10,7 @@ the process ended. `dual_write_lives.Lives` is the other end.
 
 import asyncio
 import gc
+import importlib
 import json
 import os
 import pickle
@@ -22,6 +24,7 @@ from typing import Any
 from tests.support import dual_write_stores as stores
 from tests.support.dual_write_lives import STUCK_S, Strike
 from tests.support.lake_effects import announce_effects
+from tests.support.servers import do_without_tls
 
 from tallystick.dualwrite import DualWriter, aio
 from tallystick.dualwrite.aio import batches as aio_batches
@@ -195,16 +198,21 @@ def _begin(told: dict[str, Any]) -> None:
         _live(place, told, watch)
 
 
-def _teach(pipe: int) -> None:
-    """Send the codecs that this life used; it was forked before it made them."""
-    os.write(pipe, pickle.dumps((list(codecs._ENCODERS), list(codecs._DECODERS))))
+def _teach(pipe: int, known: set[str]) -> None:
+    """Send what this life loaded and made; it was forked before."""
+    modules = [name for name in sys.modules if name not in known]
+    with open(pipe, "wb") as taught:
+        pickle.dump((modules, list(codecs._ENCODERS), list(codecs._DECODERS)), taught)
 
 
 def _learn(pipe: int) -> None:
-    """Make those codecs for all later lives. A killed life sends none."""
+    """Load and make the same for all later lives. A killed life sends nothing."""
     with open(pipe, "rb") as said:
         told = said.read()
-    encoders, decoders = pickle.loads(told) if told else ((), ())
+    modules, encoders, decoders = pickle.loads(told) if told else ((), (), ())
+    for name in modules:
+        with suppress(ImportError):  # a name that is no module's: an attribute that was put in their place
+            importlib.import_module(name)
     for cls, version in encoders:
         codecs.get_encoder(cls, version)
     for cls, version in decoders:
@@ -213,15 +221,17 @@ def _learn(pipe: int) -> None:
 
 
 def main() -> None:
+    do_without_tls()
     gc.freeze()  # keep the lives' garbage collectors away from the pages they share with this process
     for line in sys.stdin:
         reading, writing = os.pipe()
         child = os.fork()
         if not child:
             signal.alarm(STUCK_S)
+            known = set(sys.modules)
             try:
                 _begin(json.loads(line))
-                _teach(writing)
+                _teach(writing, known)
             except BaseException as exc:
                 _say(error=f"{exc!r} {getattr(exc, '__notes__', '')}")
             finally:

@@ -134,19 +134,24 @@ class EmbeddedBroker:
         self.stop()
 
 
+def start_process() -> "subprocess.Popen[bytes]":
+    """Start a process that waits for the settings on its standard input."""
+    # Ctrl-C at a terminal must reach only the program, which stops its clients before its broker.
+    return subprocess.Popen(
+        [sys.executable, "-m", "tallystick.broker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0,
+    )
+
+
 class _ChildProcessBroker:
     """The broker in a child process."""
 
     address: str
 
     def __init__(self, settings: Mapping[str, str]) -> None:
-        # Ctrl-C at a terminal must reach only the program, which stops its clients before its broker.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tallystick.broker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0,
-        )
+        self._process = start_process()
         self._stdin = require(self._process.stdin, "it is a pipe")
         self._stdout = require(self._process.stdout, "it is a pipe")
         self._stdin.write(json.dumps(dict(settings)).encode() + b"\n")

@@ -3,10 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallystick.console.collect.config import Paces
 from tallystick.console.collect.pacing import (
     AWAY_REST_MS_MAX,
     PARTIAL_REST_MS_MAX,
     REST_FACTOR,
+    Pace,
     compute_interval_ms,
 )
 
@@ -18,6 +20,13 @@ def test_a_whole_reading_never_takes_more_than_a_twentieth_of_the_time(
     configured: int, took: int, hurried: bool
 ) -> None:
     assert compute_interval_ms(configured, took, is_hurried=hurried) >= REST_FACTOR * took
+
+
+def test_the_parts_of_a_console_rest_for_as_long() -> None:
+    """Only the consoles of tests rest less, which share a machine with nothing that counts."""
+    paces = Paces()
+    parts: list[Pace] = [getattr(paces, name) for name in Paces.__struct_fields__]
+    assert {each.rest_factor for each in parts} == {REST_FACTOR}
 
 
 limits = st.sampled_from([None, AWAY_REST_MS_MAX, PARTIAL_REST_MS_MAX])

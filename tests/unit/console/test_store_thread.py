@@ -89,3 +89,28 @@ def test_a_connection_is_kept_until_it_fails_and_no_password_is_told() -> None:
         assert source.closed == 2
 
     asyncio.run(run())
+
+
+def test_a_reading_that_was_given_up_leaves_no_connection_behind() -> None:
+    """The console ends while a store is read: the thread closes the connection when the reading returns."""
+    released, closed = threading.Event(), threading.Event()
+
+    class Slow(Source):
+        def read(self) -> StoreFacts:
+            released.wait()
+            return StoreFacts(name=NAME, kind=StoreKind.SQL)
+
+        def close(self) -> None:
+            closed.set()
+
+    async def run() -> None:
+        reader = StoreReader(StoreAddress(URL), 1_000, FakeClock(), lambda address, limit_ms: Slow())
+        reading = asyncio.ensure_future(reader.read())
+        await asyncio.sleep(0)
+        reading.cancel()
+        await reader.close()
+        assert not closed.is_set()
+        released.set()
+        assert await asyncio.to_thread(closed.wait, 10)
+
+    asyncio.run(run())

@@ -316,7 +316,11 @@ class Collector:
             configured_ms = min(configured_ms, AWAY_INTERVAL_MS_MAX)
         for is_hurried in (True, False):
             interval_ms = compute_interval_ms(
-                configured_ms, status.took_ms, rest_max_ms=rest_max_ms, is_hurried=is_hurried
+                configured_ms,
+                status.took_ms,
+                rest_max_ms=rest_max_ms,
+                is_hurried=is_hurried,
+                rest_factor=pace.rest_factor,
             )
             left_ms = began_ms + interval_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
@@ -344,7 +348,7 @@ class Collector:
             self._place_named()
             self._is_dirty.set()
             took_ms = self._clock.monotonic_ms() - began_ms
-            interval_ms = compute_interval_ms(pace.interval_ms, took_ms)
+            interval_ms = compute_interval_ms(pace.interval_ms, took_ms, rest_factor=pace.rest_factor)
             await asyncio.sleep(max(0, interval_ms - took_ms) / 1000)
 
     async def _publish_changes(self) -> None:

@@ -20,11 +20,13 @@ class Pace(Value, kw_only=True):
     interval_ms  from the beginning of a reading to the beginning of the next
     limit_ms     after which a reading is given up
     patience_ms  after which it is said that a reading has had no answer, unless the last one took long, too
+    rest_factor  so many times as long as a reading took, none is begun after it
     """
 
     interval_ms: int
     limit_ms: int = 10_000
     patience_ms: int = 1_500
+    rest_factor: int = REST_FACTOR
 
 
 def compute_patience_ms(pace: Pace, took_ms: int) -> int:
@@ -37,7 +39,12 @@ def compute_patience_ms(pace: Pace, took_ms: int) -> int:
 
 
 def compute_interval_ms(
-    configured_ms: int, took_ms: int, *, rest_max_ms: int | None = None, is_hurried: bool = False
+    configured_ms: int,
+    took_ms: int,
+    *,
+    rest_max_ms: int | None = None,
+    is_hurried: bool = False,
+    rest_factor: int = REST_FACTOR,
 ) -> int:
     """Return the time from the beginning of the last reading to the beginning of the next one.
 
@@ -45,8 +52,9 @@ def compute_interval_ms(
         took_ms: how long the last reading took.
         rest_max_ms: AWAY_REST_MS_MAX or PARTIAL_REST_MS_MAX after a reading that was not whole.
         is_hurried: a user waits for the next reading; only the load counts then.
+        rest_factor: so many times as long as the reading took is the least.
     """
-    rest_ms = REST_FACTOR * took_ms
+    rest_ms = rest_factor * took_ms
     if rest_max_ms is not None:
         rest_ms = min(rest_ms, rest_max_ms)
     return rest_ms if is_hurried else max(configured_ms, rest_ms)

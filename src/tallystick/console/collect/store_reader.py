@@ -95,7 +95,7 @@ class StoreReader:
         with suppress(Exception):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._thread.run(self._close_source)
-        self._thread.close()
+        self._thread.close(self._close_source)  # if it was busy with a reading that was given up
 
     def _read(self) -> StoreFacts:
         try:

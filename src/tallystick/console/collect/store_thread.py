@@ -69,8 +69,10 @@ class StoreThread:
         self._calls.put(call)
         return await answer
 
-    def close(self) -> None:
-        """Let the thread end after its last call."""
+    def close(self, last: Callable[[], None] | None = None) -> None:
+        """Let the thread end after the call under way; it calls `last` before."""
+        if last is not None:
+            self._calls.put(lambda: last)
         self._calls.put(None)
 
     def _work(self) -> None:
