@@ -33,7 +33,7 @@ from tallystick.kernel.value import replace
 from tallystick.lake.data_files import AttemptName, DataFileWriter
 from tallystick.lake.entries import CommitOutcome, LakeEntry
 from tallystick.lake.errors import BadEntry, EntryLost, TableBusy, UnusableTable
-from tallystick.lake.names import format_writer_key, parse_table_url, parse_writer_key
+from tallystick.lake.names import format_writer_key, is_table_url, parse_table_url, parse_writer_key
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.ports import DataFile, LakeTable, ListsKeys, TableState
 from tallystick.lake.schema import TableDefinition, accepts_files
@@ -314,7 +314,9 @@ class DeltaStore(LakeStore):
         Raises: BadConfig for what is no folder; MissingLibrary.
         """
         _lazy.load("deltalake")  # what is missing is told here, not at the first write
-        url = parse_table_url(f"delta:{str(table).removeprefix('delta:')}")
+        url = parse_table_url(str(table) if is_table_url(str(table)) else f"delta:{table}")
+        if url.format != "delta":
+            raise BadConfig(f"table {url}: is no Delta table")
         if "://" not in url.place:
             url = replace(url, place=str(Path(url.place).absolute()))
         super().__init__(
