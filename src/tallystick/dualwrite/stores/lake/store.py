@@ -135,7 +135,7 @@ class LakeStore:
 
     def has_idle_entry(self) -> bool:
         """Return whether `begin` will commit the entry of an idle id again."""
-        return self._idle.find_due(self._clock.monotonic_ms()) is not None
+        return self._idle.is_due(self._clock.monotonic_ms())
 
     def _renew_idle_entry(self) -> None:
         """Commit an entry that was idle once more as it is, before the table's log loses it [DW-24]."""
