@@ -16,19 +16,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from deltalake import DeltaTable, write_deltalake
 from tests.support import crash_table
 from tests.support.dual_write_lives import Life, Lives, Strike
 from tests.support.dual_write_stores import KINDS, Place, create, leave, opened, rows, write
 from tests.support.effort import LONG, long_form
-from tests.support.lake_effects import DECISION_WRITTEN
+from tests.support.lake_effects import DECISION_WRITTEN, FILE_FINISHED
 from tests.support.secure_broker_process import SECRET, SESSION_MS, SecureBroker
 from tests.support.servers import quick_place
 from tools.servers import apache_kafka
 
 from tallystick.dualwrite import DualWriter
+from tallystick.lake.names import parse_table_url
+from tallystick.lake.opening import LakeLocation, open_table
+from tallystick.lake.sweeping import look_for_orphans, remove_orphans
 from tallystick.testing import EmbeddedBroker, eventually
 
 KAFKA = "Apache Kafka"
@@ -201,6 +206,7 @@ class Cell:
 
     def settle(self, life: Life, strike: Strike, during: str) -> None:
         """The next life recovers, twice; then both sides are the same, and what was decided."""
+        self.before_life()
         last = self.lives.live(self.place, self.config, recoveries=2)
         (finding, did), again = last.found
         assert again[1] == "nothing to do", again
@@ -282,6 +288,32 @@ def test_every_step_beside_the_end(broker: EmbeddedBroker, lives: Lives, place: 
 def test_every_step_of_a_batch(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
     cell = Cell(place, OURS, "2pc", broker.bootstrap_servers, lives, in_batches=True)
     check(cell, every_step=LONG)
+
+
+@pytest.mark.parametrize("kind", ["delta"])
+def test_every_effect_among_other_writers(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
+    """[LAK-1, LAK-2, LAK-3, DW-22] Others write, compact and sweep a Delta table before every life."""
+    cell = Cell(place, OURS, "2pc", broker.bootstrap_servers, lives, before_life=lambda: disturb(place))
+    payments(cell, None if LONG else (FILE_FINISHED, DECISION_WRITTEN))
+    assert cell.shown.read() == rows(place) == cell.expected
+    disturb(place)
+    referenced = {Path(path).name for path in DeltaTable(place.where).file_uris()}
+    others = {path.name for path in Path(place.where).glob("tallystick-*.parquet")} - referenced
+    assert len(others) <= 1, "of the last owner's, which is alive as far as the table knows"
+    cell.shown.close()
+    crash_table.note(cell.strikes)
+
+
+def disturb(place: Place) -> None:
+    """Append rows, delete them, compact, write a checkpoint, vacuum, and sweep the orphans."""
+    write_deltalake(place.where, pa.table({"n": [-1, -2]}), mode="append")
+    table = DeltaTable(place.where)
+    table.delete("n < 0")
+    table.optimize.compact()
+    table.create_checkpoint()
+    table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    swept = open_table(LakeLocation(url=parse_table_url(f"delta:{place.where}")))
+    remove_orphans(swept, look_for_orphans(swept))
 
 
 @pytest.mark.parametrize("mode", ["keep", "resume"])

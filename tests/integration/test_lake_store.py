@@ -3,6 +3,7 @@
 The contract that every store keeps is in test_store_contract.py.
 """
 
+import asyncio
 import errno
 import shutil
 from collections.abc import Callable
@@ -15,8 +16,18 @@ from deltalake import DeltaTable, write_deltalake
 
 from tallystick import PreparedTxnState
 from tallystick.cli.main import main
-from tallystick.dualwrite import BadRow, BadStore, CommitUnknown, DeltaStore, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite import (
+    AsyncDeltaStore,
+    BadRow,
+    BadStore,
+    CommitUnknown,
+    DeltaStore,
+    Fenced,
+    NotCommitted,
+    NotYours,
+)
 from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.stores.lake.idle_entries import IDLE_MS
 from tallystick.dualwrite.stores.lake.store import ATTEMPTS_MAX, UNKNOWN_MAX
 from tallystick.dualwrite.stores.lake.transaction import LakeTransaction
 from tallystick.kernel.settings import BadConfig
@@ -28,6 +39,7 @@ from tallystick.lake.errors import SchemaDiffers, TableBusy
 from tallystick.lake.names import format_writer_key, parse_table_url
 from tallystick.lake.storage import LocalStorage
 from tallystick.lake.sweeping import look_for_orphans, remove_orphans
+from tallystick.testing import FakeClock
 
 ID = "payments-1"
 SCHEMA = pa.schema([("n", pa.int64()), ("what", pa.string())])
@@ -560,6 +572,78 @@ def test_a_log_that_was_cleaned_up_is_no_empty_row(place: Path) -> None:
     claimed = open_store(place, accept_lost={ID}).claim(ID)
     assert claimed == StoredState(transactional_id=ID, owner=claimed.owner)
     assert open_store(place).read_state(ID) == claimed
+
+
+def clean_log(place: Path, before: int) -> None:
+    """Do what a checkpoint does to the entries of a log that are older than its retention."""
+    DeltaTable(place).create_checkpoint()
+    for version in range(before):
+        (place / f"_delta_log/{version:020d}.json").unlink(missing_ok=True)
+
+
+def test_the_log_does_not_lose_an_id_that_is_idle_in_a_pool(place: Path) -> None:
+    """[DW-24] Another id of the same store writes for months."""
+    store = open_store(place)
+    store._clock = clock = FakeClock()
+    busy, idle = store.claim("busy"), store.claim("idle")
+    begin_recorded(store, idle, 1, 1).commit()
+    for epoch in range(1, 5):
+        clock.advance(IDLE_MS)
+        row = name_state(busy, epoch)
+        begin_recorded(store, busy, epoch, 10 + epoch).commit()
+        busy = row
+        clean_log(place, DeltaTable(place).version() - 1)
+    assert open_store(place).read_state("idle") == name_state(idle, 1)
+    assert open_store(place).read_state("busy") == busy
+    begin_recorded(store, name_state(idle, 1), 2, 2).commit()  # its writer noticed nothing
+    assert read_numbers(place) == [1, 2, 11, 12, 13, 14]
+
+
+def test_the_awaited_store_renews_idle_entries_too(place: Path) -> None:
+    """[DW-24]"""
+
+    async def live() -> None:
+        store = AsyncDeltaStore(place)
+        clock = store._store._clock = FakeClock()
+        await store.claim(ID)
+        version = DeltaTable(place).version()
+        await store.begin()
+        assert DeltaTable(place).version() == version
+        clock.advance(IDLE_MS)
+        await store.begin()
+        assert DeltaTable(place).version() == version + 1
+
+    asyncio.run(live())
+
+
+def test_an_id_that_was_taken_over_is_not_renewed(place: Path) -> None:
+    """[DW-24] Its entry is its new owner's."""
+    store, other = open_store(place), open_store(place)
+    store._clock = clock = FakeClock()
+    store.claim(ID)
+    claimed = other.claim(ID)
+    version = DeltaTable(place).version()
+    for _ in range(3):
+        clock.advance(IDLE_MS)
+        store.begin()
+    assert DeltaTable(place).version() == version
+    assert other.read_state(ID) == claimed
+
+
+def test_a_renewal_that_fails_is_no_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(place)
+    store._clock = clock = FakeClock()
+    row = store.claim(ID)
+    clock.advance(IDLE_MS)
+    with monkeypatch.context() as patch:
+        fail_first(patch, 1, after=False)
+        store.begin()
+    assert not store.has_idle_entry()
+    clock.advance(IDLE_MS)
+    version = DeltaTable(place).version()
+    store.begin()
+    assert DeltaTable(place).version() == version + 1
+    assert store.read_state(ID) == row
 
 
 def test_ids_are_found_behind_checkpoints_and_a_log_that_was_cleaned_up(place: Path) -> None:

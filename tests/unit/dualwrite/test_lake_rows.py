@@ -120,7 +120,12 @@ def test_what_exports_an_arrow_stream_is_taken() -> None:
     assert convert(Exporter()).to_pylist() == [{"id": 1}]
 
 
-@pytest.mark.parametrize("rows", [{"id": 1}, [1], "id", None, pd.Series([1])], ids=repr)
+def test_no_rows_are_no_problem() -> None:
+    table = TableDefinition(identity="t", schema=pa.schema([pa.field("id", pa.int64(), nullable=False)]))
+    assert convert([], table).num_rows == 0
+
+
+@pytest.mark.parametrize("rows", [{"id": 1}, [1], "id", "", None, pd.Series([1])], ids=repr)
 def test_anything_else_is_no_rows(rows: object) -> None:
     with pytest.raises(TypeError, match="Nothing of it was taken"):
         read_rows(rows, TABLE)

@@ -5,7 +5,7 @@ has another type, a value that does not fit, a null where none may be. So a bloc
 with its records prepared in Kafka, that its rows cannot be written.
 
 Arrow data has types, which are compared. Python values have none: they are given those of the table, without
-rounding, cutting or parsing anything.
+rounding, cutting or parsing anything; but a float is as precise as its column.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ def read_rows(rows: object, definition: TableDefinition) -> pa.Table:
         return rows
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
-    if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
+    if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
         return _read_dicts(rows, definition)
     if type(rows).__module__.partition(".")[0] == "pandas":
         return _read_pandas(rows)
@@ -116,6 +116,8 @@ def _find_value_problems(
 
 def _read_dicts(rows: Sequence[Mapping[Any, Any]], definition: TableDefinition) -> pa.Table:
     """Build a column of each key that any row has; a key that a row lacks is null there."""
+    if not rows:
+        return definition.schema.empty_table()
     names = list(dict.fromkeys(name for row in rows for name in row))
     if wrong := [name for name in names if not isinstance(name, str)]:
         raise TypeError(f"{wrong[0]!r}: the keys of a row are names of columns. Nothing of it was taken")

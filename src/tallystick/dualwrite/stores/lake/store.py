@@ -26,14 +26,16 @@ from tallystick import _lazy
 from tallystick.dualwrite.errors import BadRow, BadStore, CommitUnknown, DualWriteError, NotCommitted
 from tallystick.dualwrite.model import StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.stores.base import check_record
+from tallystick.dualwrite.stores.lake.idle_entries import IdleEntries
 from tallystick.dualwrite.stores.lake.rows import to_all_columns
 from tallystick.dualwrite.stores.lake.transaction import BLOCK_BYTES_MAX, LakeDecision, LakeTransaction
+from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
 from tallystick.lake.data_files import AttemptName, DataFileWriter
 from tallystick.lake.entries import CommitOutcome, LakeEntry
 from tallystick.lake.errors import BadEntry, EntryLost, TableBusy, UnusableTable
-from tallystick.lake.names import format_writer_key, parse_table_url, parse_writer_key
+from tallystick.lake.names import format_writer_key, is_table_url, parse_table_url, parse_writer_key
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.ports import DataFile, LakeTable, ListsKeys, TableState
 from tallystick.lake.schema import TableDefinition, accepts_files
@@ -83,6 +85,8 @@ class LakeStore:
         self._open: Callable[[], LakeTable] = partial(open_table, location)
         self._commits = RLock()  # writers of one process take turns, instead of beating each other
         self._definition: TableDefinition | None = None
+        self._clock: Clock = SystemClock()
+        self._idle = IdleEntries()
         self.url = str(location.url)
 
     # ---- the store protocol
@@ -110,6 +114,7 @@ class LakeStore:
                 row = (stored or StoredState(transactional_id=transactional_id, owner="")).owned_by(owner)
                 outcome = self._open().commit(state.version, self.create_entry(row, name), ())
                 if outcome is CommitOutcome.COMMITTED:
+                    self._idle.note_commit(transactional_id, owner, self._clock.monotonic_ms())
                     return row
                 unknown_count += outcome is CommitOutcome.UNKNOWN
                 if unknown_count == UNKNOWN_MAX:
@@ -120,8 +125,38 @@ class LakeStore:
         raise self._build_busy_error()
 
     def begin(self) -> LakeTransaction:
-        """Begin a transaction. Nothing is read or written before its first append."""
+        """Begin a transaction; nothing of it is read or written before its first append.
+
+        The entry of an idle id may be committed again here, which no transaction depends on.
+        """
+        if self.has_idle_entry():
+            self._renew_idle_entry()
         return LakeTransaction(self)
+
+    def has_idle_entry(self) -> bool:
+        """Return whether `begin` will commit the entry of an idle id again."""
+        return self._idle.is_due(self._clock.monotonic_ms())
+
+    def _renew_idle_entry(self) -> None:
+        """Commit an entry that was idle once more as it is, before the table's log loses it [DW-24]."""
+        with self._commits:
+            now_ms = self._clock.monotonic_ms()
+            due = self._idle.find_due(now_ms)
+            if due is None:
+                return
+            transactional_id, owner = due
+            self._idle.note_commit(transactional_id, owner, now_ms)  # also if it fails: it is tried again
+            try:
+                state = self.read_table(transactional_id)
+                row = self.read_row(state, transactional_id)
+                if row is None or row.owner != owner:
+                    self._idle.forget(transactional_id)
+                    return
+                outcome = self._open().commit(state.version, self.create_entry(row), ())
+            except Exception as exc:  # of the library or the storage; the next hours may be better
+                _log.warning("%s: the entry of %s was not renewed: %s", self.url, transactional_id, exc)
+            else:
+                _log.info("%s: the entry of %s is renewed: %s", self.url, transactional_id, outcome.name)
 
     def read_state(self, transactional_id: str) -> StoredState | None:
         """Return the row as the newest version of the table has it. Raises: BadStore, BadRow."""
@@ -238,6 +273,8 @@ class LakeStore:
                 self._check_decision(decision, state, outcome)
                 outcome = self._open().commit(state.version, decision.entry, decision.files)
                 if outcome is CommitOutcome.COMMITTED:
+                    row, now_ms = decision.row, self._clock.monotonic_ms()
+                    self._idle.note_commit(row.transactional_id, row.owner, now_ms)
                     return
                 unknown_count = unknown_count + 1 if outcome is CommitOutcome.UNKNOWN else 0
                 if unknown_count == UNKNOWN_MAX:
@@ -314,7 +351,9 @@ class DeltaStore(LakeStore):
         Raises: BadConfig for what is no folder; MissingLibrary.
         """
         _lazy.load("deltalake")  # what is missing is told here, not at the first write
-        url = parse_table_url(f"delta:{str(table).removeprefix('delta:')}")
+        url = parse_table_url(str(table) if is_table_url(str(table)) else f"delta:{table}")
+        if url.format != "delta":
+            raise BadConfig(f"table {url}: is no Delta table")
         if "://" not in url.place:
             url = replace(url, place=str(Path(url.place).absolute()))
         super().__init__(

@@ -111,6 +111,8 @@ class AsyncLakeStore:
 
     async def begin(self) -> AsyncLakeTransaction:
         """Begin a transaction."""
+        if self._store.has_idle_entry():
+            return AsyncLakeTransaction(await call_in_thread(self._store.begin))
         return AsyncLakeTransaction(self._store.begin())
 
     async def read_state(self, transactional_id: str) -> StoredState | None:

@@ -87,6 +87,7 @@ class LakeTransaction:
         self._store = store
         self._phase = BlockPhase.OPEN
         self._rows: list[pa.Table] = []
+        self._size_bytes = 0
         self._decision: LakeDecision | None = None
         self._sent_count = 0
         self._unit_began = (0, 0)
@@ -107,7 +108,7 @@ class LakeTransaction:
             converted = self._convert(rows, merges=merges)
         except SchemaDiffers as exc:
             raise SchemaDiffers(f"table {self._store.url}: {exc}. Nothing of these rows was taken") from exc
-        size_bytes = converted.nbytes + sum(each.nbytes for each in self._rows)
+        size_bytes = converted.nbytes + self._size_bytes
         if size_bytes > self._store.block_bytes_max:
             raise ValueError(
                 f"table {self._store.url}: the rows of this block would be {size_bytes} bytes, and "
@@ -116,6 +117,7 @@ class LakeTransaction:
             )
         if converted.num_rows:
             self._rows.append(converted)
+            self._size_bytes = size_bytes
 
     def _convert(self, rows: object, *, merges: bool) -> pa.Table:
         definition = self._store.get_definition()
@@ -151,7 +153,7 @@ class LakeTransaction:
         try:
             yield
         except BaseException:
-            del self._rows[row_mark:]
+            self._cut(row_mark)
             self._has_orphaned_records = self._has_orphaned_records or self._sent_count > sent_mark
             raise
 
@@ -167,8 +169,12 @@ class LakeTransaction:
     def roll_back_unit(self) -> None:
         """Drop the rows of the unit."""
         row_mark, self._sent_count = self._unit_began
-        del self._rows[row_mark:]
+        self._cut(row_mark)
         self._has_orphaned_records = False
+
+    def _cut(self, row_mark: int) -> None:
+        del self._rows[row_mark:]
+        self._size_bytes = sum(each.nbytes for each in self._rows)
 
     # ---- the end
 
