@@ -116,7 +116,7 @@ def test_a_request_that_arrives_before_the_claim_is_found_by_it(
 def test_a_branch_that_is_set_back_brings_no_owner_back(
     place: IcebergPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """[LAK-1] `main` is where the request wants it again; the tag of the prefix is not."""
+    """[LAK-1] [LAK-5] `main` is where the request wants it again; the tag of the prefix is not."""
     commit(place, entry_of(OLD, "aa"))
     before = place.table.current_snapshot().snapshot_id
     held = Held(place, monkeypatch, entry_of(OLD, "ab", "decided"))
@@ -242,7 +242,7 @@ def put_property_back(place: IcebergPlace) -> None:
 
 @pytest.mark.parametrize("lose", [remove_tag, move_tag, remove_property, put_property_back])
 def test_half_an_entry_is_none(lose: Callable[[IcebergPlace], None], place: IcebergPlace) -> None:
-    """[LAK-2] Whichever is gone or of another commit: reading is an error, and says what to do."""
+    """[LAK-2] [LAK-6] Whichever is gone or of another commit: reading is an error, and says what to do."""
     commit(place, entry_of(OLD, "aa"))
     commit(place, entry_of(OLD, "ab", "decided"), [1])
     lose(place)

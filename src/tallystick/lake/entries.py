@@ -65,7 +65,9 @@ def decode_entry(text: object) -> LakeEntry:
 
 
 def choose_entry(text: str | None, mark: str | None) -> LakeEntry | None:
-    """Return the entry of a key in a table that keeps it in one place and marks its commit in another.
+    """Return the entry of a key in a table that keeps it in one place, and marks its commit in another.
+
+    An entry without its mark is none that a decision may rest on, nor is it nothing [LAK-6].
 
     Args:
         text: the entry as it is kept; None if there is none.

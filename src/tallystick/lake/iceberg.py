@@ -92,7 +92,7 @@ class _Refused(Exception):
 
 
 class _OneAttempt:
-    """The catalog of one commit: it adds requirements and tag, and sends the commit once [LAK-1]."""
+    """The catalog of one commit: it adds requirements and tag, and sends the commit once [LAK-5]."""
 
     def __init__(self, table: Table, entry: LakeEntry) -> None:
         self._catalog, self._metadata = table.catalog, table.metadata
@@ -206,7 +206,7 @@ class IcebergLakeTable:
             ) from exc
 
     def _read_entry(self, metadata: TableMetadata, key: str) -> LakeEntry | None:
-        """Return the entry of a key [LAK-2]. Raises: EntryLost, BadEntry."""
+        """Return the entry of a key [LAK-2] [LAK-6]. Raises: EntryLost, BadEntry."""
         name = format_application_id(key)
         try:
             return choose_entry(metadata.properties.get(name), _read_mark(metadata, name))
@@ -306,8 +306,8 @@ class IcebergLakeTable:
             _log.warning("%s: commit %s cannot be looked up: %s", self._url, entry.commit, exc)
             return CommitOutcome.UNKNOWN, ""
         moved = _read_version(table.metadata) > _read_version(before)
-        found = entry if entry.commit in commits else current
-        outcome = judge_outcome(found, entry, exists=is_refused or moved)
+        entry_there = entry if entry.commit in commits else current
+        outcome = judge_outcome(entry_there, entry, exists=is_refused or moved)
         return outcome, table.metadata_location
 
     def find_key_problem(self, files: Sequence[DataFile], keys: Sequence[str]) -> str | None:

@@ -66,12 +66,12 @@ def _drop_rows(rows: pa.Table, batch_keys: pa.Table) -> pa.Table:
 
 def _build_filter(batch_keys: pa.Table) -> BooleanExpression:
     """Return a filter that holds for every row with a key of the batch: it only spares files to be read."""
-    found: BooleanExpression = AlwaysTrue()
+    bounding: BooleanExpression = AlwaysTrue()
     for name in batch_keys.column_names:
         column = batch_keys.column(name)
         if types.is_integer(column.type) or types.is_large_string(column.type) or types.is_date(column.type):
             bounds: Any = pc.min_max(column).as_py()
             least: Any = GreaterThanOrEqual
             most: Any = LessThanOrEqual
-            found = And(found, least(name, bounds["min"]), most(name, bounds["max"]))
-    return found
+            bounding = And(bounding, least(name, bounds["min"]), most(name, bounds["max"]))
+    return bounding

@@ -81,7 +81,7 @@ def test_anything_else_is_no_entry(text: object) -> None:
 def test_an_entry_and_its_mark_are_of_one_commit(
     commit: str | None, mark: str | None, why: str | None
 ) -> None:
-    """[LAK-2] Half an entry is an error, whichever half is gone: never nothing."""
+    """[LAK-6] Half an entry is an error, whichever half is gone: never nothing."""
     entry = None if commit is None else LakeEntry(key="p/database", owner="7/1", commit=commit, payload="d")
     text = None if entry is None else encode_entry(entry)
     if why is None:

@@ -41,19 +41,21 @@ _UNRESOLVED: Final = frozenset(
     {Verdict.COMMIT, Verdict.ABORT, Verdict.COMPARE, Verdict.TEAR, Verdict.LACK, Verdict.HALT}
 )
 
+_StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="What decides: SQLAlchemy's URL, rocksdb:///FOLDER, zookeeper://HOSTS/ROOT, delta:/FOLDER, "
+        "iceberg:CATALOG.NAMESPACE.TABLE.",
+    ),
+]
+
 
 def resolve_command(
     context: typer.Context,
     *,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            "--store",
-            metavar="URL",
-            help="What decides: SQLAlchemy's URL, rocksdb:///FOLDER, zookeeper://HOSTS/ROOT, delta:/FOLDER, "
-            "iceberg:CATALOG.NAMESPACE.TABLE.",
-        ),
-    ] = None,
+    store: _StoreOption = None,
     prefix: Annotated[
         str | None,
         typer.Option(
@@ -88,8 +90,6 @@ def resolve_command(
     """Finish what the writers of a database, or a Spark query, left open; live ones are fenced."""
     at: ClusterTarget = context.obj
     config = add_modes(select_role_settings("producer", at.config), mode or (), prepares=True)
-    if storage_option and (prefix is None or not is_table_url(store or "")):
-        raise BadConfig("--storage-option: is for a lake table, given with --prefix and --store")
     if prefix is not None:
         if transactional_id or schema or allowed or only_expired:
             raise BadConfig(
@@ -98,11 +98,10 @@ def resolve_command(
             )
         if not dry_run:
             confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
-        options = parse_named_values(storage_option or (), "--storage-option", strip=False)
-        find = _load_query_resolver(store, options)
+        find = _load_query_resolver(store, storage_option or ())
         raise typer.Exit(_resolve_query(at, config, prefix, find, retire=retire, dry_run=dry_run))
-    if store is None or retire:
-        raise BadConfig("give either --store URL or --prefix PREFIX; --retire needs --prefix")
+    if store is None or retire or storage_option:
+        raise BadConfig("give --store URL or --prefix PREFIX; --retire and --storage-option need --prefix")
     with _open_store(store, schema, allowed or ()) as opened:
         finish = _resolve_expired if only_expired else _resolve_all
         results = finish(opened, config, transactional_id or (), dry_run=dry_run, yes=yes)
@@ -201,10 +200,11 @@ def _resolve_query(
     return ExitCode.HANGING if dry_run and (decided or others) else ExitCode.DONE
 
 
-def _load_query_resolver(
-    store: str | None, storage_options: Mapping[str, str]
-) -> "Callable[..., PrefixStatus]":
+def _load_query_resolver(store: str | None, options: Sequence[str]) -> "Callable[..., PrefixStatus]":
     """Return the function that finds the query's decisions, in Kafka or in a database or table."""
+    storage_options = parse_named_values(options, "--storage-option", strip=False)
+    if options and not is_table_url(store or ""):
+        raise BadConfig("--storage-option: is for a lake table, which --store names")
     if store is None:
         return spark.resolve
     return partial(spark.resolve_rows, database=store, storage_options=storage_options)
