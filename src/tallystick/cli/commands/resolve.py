@@ -29,6 +29,7 @@ from tallystick.dualwrite.rules.recovery import Verdict
 from tallystick.dualwrite.stores.base import LeaseStore, Store
 from tallystick.dualwrite.stores.by_url import OTHER_KINDS, open_store
 from tallystick.kernel.settings import BadConfig
+from tallystick.spark.options.option_table import DECISIONS_TOPIC
 
 if TYPE_CHECKING:
     from tallystick.spark.sink.recovery import PrefixStatus
@@ -56,6 +57,14 @@ def resolve_command(
         str | None,
         typer.Option(
             "--prefix", help="A Spark query's transactional.id.prefix; with --store if it writes tables."
+        ),
+    ] = None,
+    decisions: Annotated[
+        str | None,
+        typer.Option(
+            "--decisions",
+            metavar="TOPIC",
+            help=f"With --prefix: the query's decisions.topic, if it is not {DECISIONS_TOPIC}.",
         ),
     ] = None,
     retire: Annotated[
@@ -91,11 +100,12 @@ def resolve_command(
                 "--prefix: cannot be combined with --transactional-id, --only-expired, --schema or "
                 "--allow-unsafe-durability"
             )
+        find_status = _load_query_resolver(store, decisions)
         if not dry_run:
             confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
-        raise typer.Exit(_resolve_query(at, config, prefix, store, retire=retire, dry_run=dry_run))
-    if store is None or retire:
-        raise BadConfig("give either --store URL or --prefix PREFIX; --retire needs --prefix")
+        raise typer.Exit(_resolve_query(at, config, prefix, find_status, retire=retire, dry_run=dry_run))
+    if store is None or retire or decisions is not None:
+        raise BadConfig("give either --store URL or --prefix PREFIX; --retire and --decisions need --prefix")
     with _open_store(store, schema, allowed or ()) as opened:
         finish = _resolve_expired if only_expired else _resolve_all
         results = finish(opened, config, transactional_id or (), dry_run=dry_run, yes=yes)
@@ -167,14 +177,14 @@ def _resolve_query(
     at: ClusterTarget,
     config: Mapping[str, object],
     prefix: str,
-    store: str | None,
+    find_status: "Callable[..., PrefixStatus]",
     *,
     retire: bool,
     dry_run: bool,
 ) -> ExitCode:
     # The modes decide which ids use two-phase commit.
     client = {name: str(value) for name, value in config.items() if name not in _PER_ID_SETTINGS}
-    status: PrefixStatus = _load_query_resolver(store)(prefix, client, dry_run=dry_run, retire=retire)
+    status = find_status(prefix, client, dry_run=dry_run, retire=retire)
     decision = status.decision
     first = {
         "TransactionalId": prefix,
@@ -194,10 +204,12 @@ def _resolve_query(
     return ExitCode.HANGING if dry_run and (decided or others) else ExitCode.DONE
 
 
-def _load_query_resolver(store: str | None) -> "Callable[..., PrefixStatus]":
-    """Return the function that finds the query's decisions, in Kafka or in a database."""
+def _load_query_resolver(store: str | None, decisions: str | None) -> "Callable[..., PrefixStatus]":
+    """Return the function that finds the query's decisions, in Kafka or in a database. Raises: BadConfig."""
     if store is None:
-        return spark.resolve
+        return partial(spark.resolve, decisions=decisions or DECISIONS_TOPIC)
+    if decisions is not None:
+        raise BadConfig("--decisions: with --store the store decides, and no topic does")
     return partial(spark.resolve_rows, database=store)
 
 

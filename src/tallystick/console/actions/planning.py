@@ -295,7 +295,12 @@ def _plan_prefix(request: ResolvePrefix, reading: PrefixReading, servers: str) -
         effect="The prefix is claimed, which fences the query if it is alive: it stops. The decision is "
         "noted as complete.",
     )
+    topic = reading.source if request.store is None else ""
+    command = commands.resolve_prefix_command(
+        servers, request.prefix, store=request.store or "", topic=topic
+    )
     plan = _begin_plan(request, "Resolve the prefix", [kafka, spark], servers)
+    plan = replace(plan, command=command)
     if reading.lost_ids:
         return _refuse(
             plan,
@@ -306,7 +311,7 @@ def _plan_prefix(request: ResolvePrefix, reading: PrefixReading, servers: str) -
     if not reading.outcomes and not reading.undecided_ids:
         return _refuse(plan, "Nothing of this prefix is open.")
     look_up = LookUp(
-        command=f"{commands.resolve_prefix_command(servers, request.prefix, request.store)} --dry-run",
+        command=f"{command} --dry-run",
         meaning="No row with 'to be committed' or 'in no decision': it was done. Otherwise run it again: "
         "what was done is not done twice.",
     )

@@ -11,7 +11,6 @@ from tallystick.console.views.texts import format_identity
 from tallystick.console.views.transactions import build_key
 from tallystick.kernel.value import Value
 from tallystick.spark.protocol.committable import Decision, JobChecksums
-from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
 
 
 class BatchView(Value, kw_only=True):
@@ -136,6 +135,5 @@ def _format_resolve(state: ConsoleState, facts: PrefixFacts, joint: list[JointTr
     """Return the command that would end what the query has left; empty if nothing is open."""
     if not joint:
         return ""
-    prefix = facts.prefix.removesuffix(DATABASE_SUFFIX)
-    store = facts.source if prefix != facts.prefix else None
-    return f"{commands.resolve_prefix_command(state.snapshot.bootstrap_servers, prefix, store)} --dry-run"
+    servers = state.snapshot.bootstrap_servers
+    return f"{commands.resolve_source_command(servers, facts.prefix, facts.source)} --dry-run"
