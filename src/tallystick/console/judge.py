@@ -63,11 +63,12 @@ class SparkRole(Enum):
 
     DECIDED = "a participant of the last decision"
     UNDECIDED = "of a task, and in no decision"
+    UNREAD = "of a task, and no decision of its query is read here"
     DRIVER = "of the driver, which writes decisions in it"
 
 
 class SparkHalf(Value, kw_only=True):
-    """The decision log's view. `facts` is None if no log that is read has the prefix."""
+    """The decision log's view. `facts` is None if no log that is read has the prefix: its role is UNREAD."""
 
     prefix: str
     role: SparkRole
@@ -245,7 +246,7 @@ def _judge_store(half: StoreHalf, stage_ms: int, servers: str, limits: Limits) -
 def _judge_spark(
     views: TransactionViews, half: SparkHalf, stage_ms: int, servers: str, limits: Limits
 ) -> Judgement:
-    if half.facts is None:
+    if half.facts is None or half.role is SparkRole.UNREAD:
         return _judge_unread_spark(views, half, stage_ms, servers, limits)
     resolve = resolve_source_command(servers, half.prefix, half.facts.source)
     lost = _find_lost_outcome(views, half)

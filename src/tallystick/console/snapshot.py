@@ -131,6 +131,8 @@ class PrefixFacts(Value, kw_only=True):
 
     source       where the decision is: a topic's name, or a store's
     is_complete  whether its driver has noted that every participant is committed
+    note         the cluster's note of a decision in a store
+    is_noted_only  there is nothing but that note: the store that has the decision is not read
     """
 
     prefix: str
@@ -138,6 +140,7 @@ class PrefixFacts(Value, kw_only=True):
     decision: Decision | None
     is_complete: bool
     note: DecisionNote | None = None
+    is_noted_only: bool = False
 
 
 class StoreKind(Enum):

@@ -312,6 +312,8 @@ def test_a_prefix_is_planned_by_what_spark_found() -> None:
     assert plan.guard is Guard.READY
     assert "Committed: 1 transactions of the decision. Aborted: 1" in effects(plan)["Kafka"]
     assert plan.consequences == ("Rows in no decision are written again when the query is started.",)
+    assert plan.command.endswith("--prefix loud --decisions decisions")
+    assert plan.look_ups[0].command == f"{plan.command} --dry-run"
     many = replace(reading, undecided_ids=tuple(f"loud/w/{n}/0" for n in range(60)))
     other = replace(many, undecided_ids=(*many.undecided_ids[:-1], "loud/w/99/0"))
     assert list_changes(plan_action(request, many, SERVERS), plan_action(request, other, SERVERS))

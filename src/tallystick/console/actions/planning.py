@@ -296,9 +296,7 @@ def _plan_prefix(request: ResolvePrefix, reading: PrefixReading, servers: str) -
         "noted as complete.",
     )
     topic = reading.source if request.store is None else ""
-    command = commands.resolve_prefix_command(
-        servers, request.prefix, store=request.store or "", topic=topic
-    )
+    command = commands.resolve_prefix_command(servers, request.prefix, store=request.store or "", topic=topic)
     plan = _begin_plan(request, "Resolve the prefix", [kafka, spark], servers)
     plan = replace(plan, command=command)
     if reading.lost_ids:

@@ -36,6 +36,7 @@ class PrefixView(Value, kw_only=True):
     is_complete    its driver has noted that every participant is committed
     offsets        the sources' offsets at the end of the last batch, as Spark's offset log has them
     undecided      open transactions of its tasks that are in no decision, as keys of URLs
+    missing        what is not read here, as a sentence; empty if nothing is
     """
 
     prefix: str
@@ -53,6 +54,7 @@ class PrefixView(Value, kw_only=True):
     batches: tuple[BatchView, ...]
     writes: tuple[BatchView, ...]
     resolve_command: str
+    missing: str = ""
 
 
 class PipelinesPage(Value, kw_only=True):
@@ -96,6 +98,7 @@ def _view_prefix(state: ConsoleState, facts: PrefixFacts) -> PrefixView:
         batches=() if decision is None else tuple(map(_view_batch, reversed(decision.batches))),
         writes=() if decision is None else tuple(map(_view_batch, reversed(decision.writes))),
         resolve_command=_format_resolve(state, facts, joint),
+        missing=_describe_missing(facts),
     )
 
 
@@ -131,9 +134,18 @@ def _view_participants(
     return tuple(views)
 
 
+def _describe_missing(facts: PrefixFacts) -> str:
+    if not facts.is_noted_only or facts.note is None:
+        return ""
+    return (
+        f"The database or lake table that has its decisions is not read here: give it as --store. Kafka has a "
+        f"note of decision {facts.note.number}: {facts.note.description}."
+    )
+
+
 def _format_resolve(state: ConsoleState, facts: PrefixFacts, joint: list[JointTransaction]) -> str:
     """Return the command that would end what the query has left; empty if nothing is open."""
-    if not joint:
+    if not joint or facts.is_noted_only:
         return ""
     servers = state.snapshot.bootstrap_servers
     return f"{commands.resolve_source_command(servers, facts.prefix, facts.source)} --dry-run"
