@@ -99,5 +99,13 @@ def reset_offsets_command(bootstrap_servers: str, group_id: str, *options: str) 
     )
 
 
+def retention_command(bootstrap_servers: str, topic: str) -> str:
+    """Return the command that keeps less of a topic; its BYTES, of each partition, are for the operator."""
+    which = ("--entity-type", "topics", "--entity-name", topic)
+    return format_command(
+        bootstrap_servers, "configs", "alter", *which, "--add-config", "retention.bytes=BYTES"
+    )
+
+
 def doctor_command(bootstrap_servers: str) -> str:
     return quote_words(["tallystick", "doctor", "--bootstrap-server", bootstrap_servers])

@@ -41,32 +41,43 @@ _UNRESOLVED: Final = frozenset(
     {Verdict.COMMIT, Verdict.ABORT, Verdict.COMPARE, Verdict.TEAR, Verdict.LACK, Verdict.HALT}
 )
 
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="What decides: SQLAlchemy's URL, rocksdb:///FOLDER, zookeeper://HOSTS/ROOT, delta:/FOLDER.",
+    ),
+]
+DecisionsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--decisions",
+        metavar="TOPIC",
+        help=f"With --prefix: the query's decisions.topic, if it is not {DECISIONS_TOPIC}.",
+    ),
+]
+AllowedOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-unsafe-durability",
+        metavar="SETTING",
+        help="A setting of the database that is known to lose nothing there, as fsync; repeatable.",
+    ),
+]
+
 
 def resolve_command(
     context: typer.Context,
     *,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            "--store",
-            metavar="URL",
-            help="What decides: SQLAlchemy's URL, rocksdb:///FOLDER, zookeeper://HOSTS/ROOT, delta:/FOLDER.",
-        ),
-    ] = None,
+    store: StoreOption = None,
     prefix: Annotated[
         str | None,
         typer.Option(
             "--prefix", help="A Spark query's transactional.id.prefix; with --store if it writes tables."
         ),
     ] = None,
-    decisions: Annotated[
-        str | None,
-        typer.Option(
-            "--decisions",
-            metavar="TOPIC",
-            help=f"With --prefix: the query's decisions.topic, if it is not {DECISIONS_TOPIC}.",
-        ),
-    ] = None,
+    decisions: DecisionsOption = None,
     retire: Annotated[
         bool, typer.Option("--retire", help="With --prefix: forget the query, accept what is lost.")
     ] = False,
@@ -80,14 +91,7 @@ def resolve_command(
     ] = False,
     mode: ModeOption = None,
     schema: Annotated[str | None, typer.Option(help="Database schema of the tables.")] = None,
-    allowed: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-unsafe-durability",
-            metavar="SETTING",
-            help="A setting of the database that is known to lose nothing there, as fsync; repeatable.",
-        ),
-    ] = None,
+    allowed: AllowedOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show both halves; change nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

@@ -138,8 +138,8 @@ def _describe_missing(facts: PrefixFacts) -> str:
     if not facts.is_noted_only or facts.note is None:
         return ""
     return (
-        f"The database or lake table that has its decisions is not read here: give it as --store. Kafka has a "
-        f"note of decision {facts.note.number}: {facts.note.description}."
+        "The database or lake table that has its decisions is not read here: give it as --store. Kafka has "
+        f"a note of decision {facts.note.number}: {facts.note.description}."
     )
 
 
