@@ -120,11 +120,13 @@ def _read_cluster(snapshot: Snapshot) -> Iterator[MetricReading]:
     cluster, ids = snapshot.cluster, snapshot.transactions.id_count
     is_read = cluster.status.read_ms != NEVER_MS
     yield families.BROKERS, [((), len(cluster.brokers))] if is_read else []
-    volumes = [(node, volume) for node, each in cluster.volumes.items() for volume in each]
-    sizes = [((str(node), volume.path), volume.total_bytes) for node, volume in volumes]
-    room = [((str(node), volume.path), volume.usable_bytes) for node, volume in volumes]
-    yield families.BROKER_DISK_BYTES, [each for each in sizes if each[1] is not None]
-    yield families.BROKER_DISK_FREE_BYTES, [each for each in room if each[1] is not None]
+    volumes = [
+        ((str(node), volume.path), volume) for node, each in cluster.volumes.items() for volume in each
+    ]
+    sizes = [(label, each.total_bytes) for label, each in volumes if each.total_bytes is not None]
+    room = [(label, each.usable_bytes) for label, each in volumes if each.usable_bytes is not None]
+    yield families.BROKER_DISK_BYTES, sizes
+    yield families.BROKER_DISK_FREE_BYTES, room
     refusing = Counter(each.kind for each in list_refusals(snapshot))
     yield families.REFUSING, [((kind,), refusing[kind]) for kind in ("broker", "store")] if is_read else []
     yield families.TRANSACTIONAL_IDS, [((), ids)] if snapshot.transactions.status.read_ms else []
