@@ -41,7 +41,7 @@ def see_refusal(watcher: Watcher, subject: str) -> dict[str, Any]:
     """Return the problem of what takes no writes, as soon as the first page shows it above all others."""
     page = watcher.show("/", lambda page: page["health"] == "refusing")
     assert page["problems"][0]["subject"] == subject
-    assert f"No writes are taken by {subject}." in page["headline"]
+    assert f"Writes are refused by {subject}." in page["headline"]
     return page["problems"][0]  # type: ignore[no-any-return]
 
 

@@ -88,7 +88,7 @@ def test_room_comes_before_what_is_to_be_recovered_and_after_what_is_broken() ->
     orphan = describe("orphan", age_ms=10**7)
     page = build_overview(look(with_broker(volume(0), make_snapshot(orphan))), NOW_MS)
     assert [problem.health for problem in page.problems] == ["refusing", "orphan"]
-    assert page.headline.startswith("No writes are taken by broker 1. 1 transaction in doubt")
+    assert page.headline.startswith("Writes are refused by broker 1. 1 transaction in doubt")
     assert page.disks == ("broker 1 /data: 0 bytes of 100.0 GiB free",)
 
 

@@ -1,7 +1,7 @@
 """The first page: health in words, the reason, and the command that mends it. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from tallystick.console import commands
@@ -14,7 +14,7 @@ from tallystick.console.views.page import Outage, PageInfo, describe_page, list_
 from tallystick.console.views.refusals import NoWrites, list_refusals
 from tallystick.console.views.texts import format_bytes, format_duration, pluralize
 from tallystick.console.views.transactions import build_key, count_by_health
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 
 PROBLEMS_MAX: Final = 20
 """Problems shown one by one, the worst first; the page links to the rest."""
@@ -23,7 +23,8 @@ PROBLEMS_MAX: Final = 20
 class Problem(Value, kw_only=True):
     """Something that an operator has to look at.
 
-    key  of the transaction in a URL; empty if it is not one transaction's
+    key     of the transaction in a URL; empty if it is not one transaction's
+    prefix  of a Spark query, if the problem is the same for several of its transactions
     """
 
     health: str
@@ -31,6 +32,7 @@ class Problem(Value, kw_only=True):
     reason: str
     command: str
     key: str = ""
+    prefix: str = ""
 
 
 class StoreSummary(Value, kw_only=True):
@@ -90,7 +92,7 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
     problems = [
         *map(_describe_refusal, refusals),
         *_list_read_failures(snapshot),
-        *(_describe_problem(each) for each in joint if _is_problem(each)),
+        *_describe_problems(filter(_is_problem, joint)),
     ]
     problems.sort(key=lambda problem: SEVERITY[Health(problem.health)])
     in_doubt = [each for each in joint if each.views.is_two_phase]
@@ -137,7 +139,7 @@ def _summarize(state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int)
     if refusals:
         worst.insert(1 if Health.BROKEN in worst else 0, Health.REFUSING)
         names = ", ".join(dict.fromkeys(each.subject for each in refusals))
-        texts.insert(worst.index(Health.REFUSING), f"No writes are taken by {names}.")
+        texts.insert(worst.index(Health.REFUSING), f"Writes are refused by {names}.")
     outages = [_describe_outage(outage) for outage in list_outages(_list_essential(snapshot), now_ms)]
     if any(health.needs_action for health in worst):
         return worst[0], " ".join([*texts, *outages])
@@ -197,6 +199,22 @@ def _describe_problem(each: JointTransaction) -> Problem:
     )
 
 
+def _describe_problems(joint: Iterable[JointTransaction]) -> Iterator[Problem]:
+    """Describe what one command ends of a Spark query as one problem: it may be hundreds of transactions."""
+    together: dict[object, list[JointTransaction]] = {}
+    for each in joint:
+        spark = each.views.spark
+        key = (spark.prefix, each.judgement) if spark is not None and each.judgement.command else id(each)
+        together.setdefault(key, []).append(each)
+    for some in together.values():
+        problem, spark = _describe_problem(some[0]), some[0].views.spark
+        if len(some) == 1 or spark is None:
+            yield problem
+            continue
+        subject = f"{spark.prefix}, {pluralize(len(some), 'transaction')}"
+        yield replace(problem, subject=subject, key="", prefix=spark.prefix)
+
+
 def _describe_refusal(each: NoWrites) -> Problem:
     return Problem(
         health=Health.REFUSING.value, subject=each.subject, reason=each.reason, command=each.command
@@ -217,12 +235,13 @@ def _describe_disk(node_id: int, volume: Volume) -> str:
 
 
 def _list_read_failures(snapshot: Snapshot) -> Iterator[Problem]:
+    of_stores = {text: store.name for store in snapshot.stores for text in store.status.failures}
     for text in dict.fromkeys(_list_failures(snapshot)):
         yield Problem(
             health=Health.UNKNOWN.value,
-            subject="not read",
+            subject=of_stores.get(text, "not read"),
             reason=text,
-            command=commands.doctor_command(snapshot.bootstrap_servers),
+            command="" if text in of_stores else commands.doctor_command(snapshot.bootstrap_servers),
         )
 
 

@@ -69,8 +69,19 @@ def build_pipelines(state: ConsoleState, now_ms: int) -> PipelinesPage:
     snapshot = state.snapshot
     return PipelinesPage(
         info=describe_page("Pipelines", snapshot, [snapshot.pipelines.status], now_ms),
-        prefixes=tuple(_view_prefix(state, each) for each in snapshot.pipelines.prefixes),
+        prefixes=tuple(_view_prefix(state, each) for each in _list_prefixes(state)),
     )
+
+
+def _list_prefixes(state: ConsoleState) -> list[PrefixFacts]:
+    """List the prefixes of decisions, and those of open transactions of which no decision is read here."""
+    unread = {
+        each.views.spark.prefix
+        for each in state.joint
+        if each.views.spark is not None and each.views.spark.facts is None
+    }
+    blank = [PrefixFacts(prefix=name, source="", decision=None, is_complete=False) for name in unread]
+    return sorted([*state.snapshot.pipelines.prefixes, *blank], key=lambda each: (each.prefix, each.source))
 
 
 def _view_prefix(state: ConsoleState, facts: PrefixFacts) -> PrefixView:
@@ -135,6 +146,8 @@ def _view_participants(
 
 
 def _describe_missing(facts: PrefixFacts) -> str:
+    if not facts.source:
+        return "It has decided nothing that is read here: it is new, or its decisions are elsewhere."
     if not facts.is_noted_only or facts.note is None:
         return ""
     return (
@@ -145,7 +158,7 @@ def _describe_missing(facts: PrefixFacts) -> str:
 
 def _format_resolve(state: ConsoleState, facts: PrefixFacts, joint: list[JointTransaction]) -> str:
     """Return the command that would end what the query has left; empty if nothing is open."""
-    if not joint or facts.is_noted_only:
+    if not joint or facts.is_noted_only or not facts.source:
         return ""
     servers = state.snapshot.bootstrap_servers
     return f"{commands.resolve_source_command(servers, facts.prefix, facts.source)} --dry-run"

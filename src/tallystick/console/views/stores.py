@@ -46,7 +46,8 @@ class StoreView(Value, kw_only=True):
     """One store. `row_count` counts all rows, `rows` holds the first ROWS_MAX.
 
     refusal          why it takes no writes, and what to do; "" if it does
-    resolve_command  ends what its dead writers have left open
+    prefixes         of the Spark queries that decide in it
+    resolve_command  ends what its dead writers have left open; "" if it has no rows
     """
 
     name: str
@@ -61,6 +62,7 @@ class StoreView(Value, kw_only=True):
     open_count: int
     undecided_oldest_ms: int | None
     expired_lease_count: int
+    prefixes: tuple[str, ...]
     resolve_command: str
     rows: tuple[StoredRow, ...]
     server_prepared: tuple[PreparedInServer, ...]
@@ -112,9 +114,12 @@ def _view_store(
         expired_lease_count=sum(
             lease.classify(store.lease_now_ms) is LeaseState.EXPIRED for lease in store.leases
         ),
+        prefixes=tuple(each.prefix for each in store.prefixes),
         resolve_command=commands.format_command(
             servers, "transactions", "resolve", "--store", store.name, "--dry-run"
-        ),
+        )
+        if rows
+        else "",
         rows=tuple(
             _view_row(
                 row,
