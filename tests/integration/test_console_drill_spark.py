@@ -1,7 +1,7 @@
 """A drill with Spark: the driver is dead, in each phase of a batch, and the page says what mends it.
 
-Decisions are in a topic, in a topic of the query's own, or in a database. No JVM: the sink's own driver and
-tasks run as under Spark (`tests/support/spark_phases.py`).
+Decisions are in a topic, in a topic of the query's own, in a database, or in a lake table. No JVM: the sink's
+own driver and tasks run as under Spark (`tests/support/spark_phases.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 from tests.support.console_drill import Json, Watcher, run
-from tests.support.spark_phases import DatabaseQuery, Phase, PhasedQuery
+from tests.support.spark_phases import DatabaseQuery, LakeQuery, Phase, PhasedQuery
 
 from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
 from tallystick.testing import EmbeddedBroker
@@ -26,11 +26,13 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield running
 
 
-@pytest.fixture(params=["topic", "database"])
+@pytest.fixture(params=["topic", "database", "lake"])
 def query(request: pytest.FixtureRequest, broker: EmbeddedBroker, tmp_path: Path) -> Iterator[PhasedQuery]:
     made = PhasedQuery(broker.bootstrap_servers)
     if request.param == "database":
         made = DatabaseQuery(broker.bootstrap_servers).use(tmp_path / "rows.db")
+    elif request.param == "lake":
+        made = LakeQuery(broker.bootstrap_servers).use(tmp_path / "table")
     made.make_topic()
     yield made
     made.close()
@@ -138,9 +140,12 @@ def test_a_topic_of_the_query_s_own_is_named_in_its_command(broker: EmbeddedBrok
     query.close()
 
 
-def test_a_database_that_is_not_read_is_asked_for(broker: EmbeddedBroker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [DatabaseQuery, LakeQuery])
+def test_a_store_that_is_not_read_is_asked_for(
+    broker: EmbeddedBroker, tmp_path: Path, kind: type[DatabaseQuery]
+) -> None:
     """What is decided there must not be aborted because it is not seen."""
-    query = DatabaseQuery(broker.bootstrap_servers).use(tmp_path / "rows.db")
+    query = kind(broker.bootstrap_servers).use(tmp_path / "rows")
     query.make_topic()
     query.run_batch(0, Phase.AFTER_DECISION)
     (name, _) = query.open_ids()

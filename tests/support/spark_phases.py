@@ -11,12 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from sqlalchemy import create_engine, text
 from tests.support.spark_queries import Interrupted, Query
 
 from tallystick.client.errors import ClientError
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.transactions.modes import TxnDecision
+from tallystick.lake.names import parse_table_url
+from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.spark.decisions.database import resolve_database
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, StagedMoves, to_table, to_topic
@@ -26,6 +29,8 @@ from tallystick.spark.sink.attempt import open_producer
 from tallystick.spark.sink.combined_attempt import CombinedTask
 from tallystick.spark.sink.context import SinkContext
 from tallystick.spark.sink.database_context import DatabaseSinkContext
+from tallystick.spark.sink.lake_batch import LakeTarget
+from tallystick.spark.sink.lake_context import LakeSinkContext
 from tallystick.spark.sink.projection import HASH_COLUMN
 from tallystick.spark.sink.recovery import with_database_suffix
 
@@ -187,6 +192,30 @@ class DatabaseQuery(PhasedQuery):
             open_context=lambda _: station,
         )
         return work.run([build_rows([f"{batch_id}-{task}-{row}" for row in range(10)])])
+
+
+class LakeQuery(DatabaseQuery):
+    """A query that decides in a Delta table, together with its rows."""
+
+    def use(self, file: Path) -> "LakeQuery":
+        """Make the table."""
+        DeltaTable.create(file, schema=pa.schema([("id", pa.string())]))
+        self.store = f"delta:{file}"
+        return self
+
+    @property
+    def target(self) -> LakeTarget:
+        location = LakeLocation(url=parse_table_url(self.store or ""))
+        return LakeTarget(location=location, definition=open_table(location).read_definition())
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        table = to_table(self.store or "", columns={"id": "value"})
+        return to_topic(self.topic, key="value", value="value"), table
+
+    def make_driver(self, phase: Phase | None) -> SinkContext:
+        station = LakeSinkContext if phase is None else dying(LakeSinkContext, phase)
+        return self.open(lambda options: station(options, self.target.location))  # type: ignore[arg-type]
 
 
 def build_rows(values: Sequence[str]) -> pa.RecordBatch:

@@ -171,6 +171,7 @@ class PrefixFacts(Value, kw_only=True):
     source       where the decision is: a topic's name, or a store's
     is_complete  whether its driver has noted that every participant is committed
     note         the cluster's note of a decision in a store
+    completed_nonce  the decision whose participants are all committed, as the cluster's notes say
     is_noted_only  there is nothing but that note: the store that has the decision is not read
     """
 
@@ -179,6 +180,7 @@ class PrefixFacts(Value, kw_only=True):
     decision: Decision | None
     is_complete: bool
     note: DecisionNote | None = None
+    completed_nonce: str | None = None
     is_noted_only: bool = False
 
 
@@ -188,6 +190,7 @@ class StoreKind(Enum):
     SQL = "SQL"
     ROCKSDB = "RocksDB"
     ZOOKEEPER = "ZooKeeper"
+    LAKE = "lake table"
 
 
 class ServerPreparedTransaction(Value, kw_only=True):

@@ -5,7 +5,7 @@
     publisher           the newest snapshot, and those who wait for the next
     cluster_reader      brokers, features, topics and offsets         transaction_reader  open transactions
     store_reader        rows of one store, in a thread of its own     store_thread
-    sql_rows            SQL, Django's tables and decisions beside     rocksdb_rows, zookeeper_rows
+    sql_rows            SQL, Django's tables and decisions beside     rocksdb_rows, zookeeper_rows, lake_rows
     decision_reader     decision topics                               group_reader        groups and their lag
     record_counter      fetches batches in order to count records
     pacing, named_ids, prefixes, failures, lag_counts                 pure rules
@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING
 from tallystick import _lazy
 
 if TYPE_CHECKING:
+    from tallystick.console.collect.lake_rows import open_lake_rows
     from tallystick.console.collect.rocksdb_rows import open_rocksdb_rows
     from tallystick.console.collect.sql_rows import open_sql_rows
     from tallystick.console.collect.zookeeper_rows import open_zookeeper_rows
 
-__all__ = ["open_rocksdb_rows", "open_sql_rows", "open_zookeeper_rows"]
+__all__ = ["open_lake_rows", "open_rocksdb_rows", "open_sql_rows", "open_zookeeper_rows"]
 
 if not TYPE_CHECKING:  # each needs a library of its own
     __getattr__ = _lazy.attributes(
         __name__,
         {
+            "open_lake_rows": "tallystick.console.collect.lake_rows:open_lake_rows",
             "open_rocksdb_rows": "tallystick.console.collect.rocksdb_rows:open_rocksdb_rows",
             "open_sql_rows": "tallystick.console.collect.sql_rows:open_sql_rows",
             "open_zookeeper_rows": "tallystick.console.collect.zookeeper_rows:open_zookeeper_rows",

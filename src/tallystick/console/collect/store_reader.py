@@ -1,7 +1,7 @@
 """Reads the rows of one store: a thread for each store, whose connection is kept while it works.
 
 Nothing is created or changed in a store. Each kind of database has a module of its own, because each needs a
-library of its own: `sql_rows`, `rocksdb_rows`, `zookeeper_rows`.
+library of its own: `sql_rows`, `rocksdb_rows`, `zookeeper_rows`, `lake_rows`.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from tallystick.dualwrite.stores.by_url import describe_url
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value, replace
+from tallystick.lake.names import is_table_url
 
 CLOSE_TIMEOUT_S: Final = 2.0
 
@@ -31,10 +32,12 @@ class StoreAddress(Value):
 
     @property
     def name(self) -> str:
-        return describe_url(self.url)
+        return self.url if is_table_url(self.url) else describe_url(self.url)
 
     @property
     def kind(self) -> StoreKind:
+        if is_table_url(self.url):
+            return StoreKind.LAKE
         match self.url.partition(":")[0]:
             case "rocksdb":
                 return StoreKind.ROCKSDB
@@ -69,6 +72,8 @@ def open_source(address: StoreAddress, limit_ms: int) -> RowSource:
             return collect.open_rocksdb_rows(address.url, address.name, limit_ms)
         case StoreKind.ZOOKEEPER:
             return collect.open_zookeeper_rows(address.url, address.name, limit_ms)
+        case StoreKind.LAKE:
+            return collect.open_lake_rows(address.url, address.name, limit_ms)
         case StoreKind.SQL:
             return collect.open_sql_rows(address.url, address.name, limit_ms)
 
