@@ -2,16 +2,15 @@
 
 import asyncio
 import itertools
-import json
-import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from sqlalchemy import create_engine
+from tests.support.console_drill import Json, Watcher, follow_page, run
+from tests.support.console_operator import PACES
 from tests.support.dual_write_lives import Lives, Strike
 from tests.support.dual_write_stores import Place, create, opened
 from tests.support.hanging import hang
@@ -20,28 +19,15 @@ from tallystick import Consumer, Producer
 from tallystick import TopicPartition as PublicTopicPartition
 from tallystick.admin.client import Admin
 from tallystick.admin.topics import NewTopic
-from tallystick.cli.main import main
-from tallystick.console.collect.collector import Collector
-from tallystick.console.collect.config import CollectorConfig, Paces
-from tallystick.console.collect.pacing import Pace
-from tallystick.console.feed import StateFeed
+from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.health import Limits
-from tallystick.console.state import ConsoleState
-from tallystick.console.web.app import create_app
 from tallystick.dualwrite import DualWriter
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-SECONDS_MAX = 120
-FAST = Pace(interval_ms=100, rest_factor=2)
-PACES = Paces(
-    cluster=FAST, transactions=FAST, named_ids=FAST, topics=FAST, stores=FAST, decisions=FAST, groups=FAST
-)
 _serial = itertools.count(1)
-
-Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +43,7 @@ def lives() -> Iterator[Lives]:
         yield running
 
 
-class Drill:
+class Drill(Watcher):
     """A topic, an SQLite store, and the console that watches them, with limits that are short."""
 
     def __init__(self, broker: EmbeddedBroker, lives: Lives, folder: Path) -> None:
@@ -65,6 +51,7 @@ class Drill:
         self.name = f"drill-{next(_serial)}"
         self.place = Place("sqlite", f"sqlite:///{folder / 'paid.db'}")
         create(self.place)
+        super().__init__(broker.bootstrap_servers, [self.place.where])
         with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
             admin.create_topics([NewTopic(name=self.name, partitions=1)])
 
@@ -76,65 +63,13 @@ class Drill:
         """Run a writer's process; it is killed at `strike`."""
         self.lives.live(self.place, {**self.config, "topic": self.name}, pay=next(_serial), strike=strike)
 
-    def show(
-        self,
-        path: str,
-        until: Callable[[Json], bool],
-        *,
-        stores: Sequence[str] | None = None,
-        limits: Limits | None = None,
-    ) -> Json:
-        """Return a page's JSON as soon as it is as expected."""
-        config = CollectorConfig.check(
-            {"bootstrap.servers": self.broker.bootstrap_servers},
-            [self.place.where] if stores is None else stores,
-            paces=PACES,
-            publish_ms=20,
-            hanging_limit_ms=0,
-        )
-        return asyncio.run(_show(config, limits or Limits(grace_ms=0, limit_ms=0), path, until))
-
     def find_row(self, health: str, key: str | None = None, **options: Any) -> Json:
-        """Return the row of a transaction as soon as it has this health."""
-
-        def is_there(page: Json) -> bool:
-            return any(_is(row, health, key or self.name) for row in page["rows"])
-
-        page = self.show("/transactions", is_there, **options)
-        return next(row for row in page["rows"] if _is(row, health, key or self.name))
+        """Return the row of a transaction, by default the drill's own, as soon as it has this health."""
+        return super().find_row(health, key or self.name, **options)
 
     def expect_green(self, **options: Any) -> None:
         """Wait until nothing of this drill is shown."""
-        self.show(
-            "/transactions", lambda page: not any(self.name in str(row) for row in page["rows"]), **options
-        )
-
-
-def _is(row: Json, health: str, key: str) -> bool:
-    return row["health"] == health and row["key"] == key
-
-
-async def _show(config: CollectorConfig, limits: Limits, path: str, until: Callable[[Json], bool]) -> Json:
-    feed = StateFeed(ConsoleState(limits=limits))
-    transport = httpx.ASGITransport(app=create_app(feed))
-    async with (
-        asyncio.timeout(SECONDS_MAX),
-        Collector(config) as collector,
-        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
-    ):
-        async for snapshot in collector.follow():
-            feed.publish(snapshot)
-            page: Json = json.loads((await client.get(path, params={"format": "json"})).text)
-            if until(page):
-                return page
-    raise AssertionError("the collector ended")
-
-
-def run(command: str, *more: str) -> int:
-    """Run a command as the page shows it."""
-    name, *words = shlex.split(command)
-    assert name == "tallystick"
-    return main([*words, *more])
+        self.expect_gone(self.name, **options)
 
 
 @pytest.fixture
@@ -300,7 +235,7 @@ def test_a_live_writer_is_never_called_anything_but_well(drill: Drill) -> None:
                     paces=PACES,
                     publish_ms=20,
                 )
-                await _show(config, Limits(), "/transactions", look)
+                await follow_page(config, Limits(), "/transactions", look)
             finally:
                 stop = True
                 await paying

@@ -31,6 +31,7 @@ from tallystick.console.snapshot import (
     StoreFacts,
     StoreKind,
     TopicFacts,
+    Volume,
 )
 from tallystick.dualwrite.rules.lease_rules import LeaseRow
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
@@ -74,6 +75,10 @@ def make_shop() -> Snapshot:
             controller=2,
             brokers=tuple(Node(id=n, address=Address(f"kafka-{n}.example.com", 9092)) for n in (1, 2, 3)),
             features={"transaction.version": 2, "group.version": 1, "kraft.version": 1},
+            volumes={
+                n: (Volume(path="/var/lib/kafka", total_bytes=2**40, usable_bytes=(7 - n) * 2**36),)
+                for n in (1, 2, 3)
+            },
         ),
         topics=TopicFacts(
             status=STATUS,

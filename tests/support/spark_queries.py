@@ -13,6 +13,7 @@ from tallystick.client.errors import ClientError
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.transactions.modes import TxnDecision
 from tallystick.spark.decisions.participants import ClusterParticipants
+from tallystick.spark.options.option_table import DECISIONS_TOPIC
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import BatchLease, MicroBatch, Participant, Vote
 from tallystick.spark.protocol.decide import NewCheckpoint
@@ -50,6 +51,7 @@ class Query:
     modes: tuple[str, ...] = ("2pc",)
     timeout_ms: int | None = None
     on_new: NewCheckpoint = NewCheckpoint.REFUSE
+    decisions: str = DECISIONS_TOPIC
     prefix: str = field(default_factory=lambda: f"query/{next(_NAMES)}")
     stations: list[SinkContext] = field(default_factory=list)
 
@@ -76,6 +78,7 @@ class Query:
             topic=self.topic,
             modes=self.modes,
             on_new_checkpoint=self.on_new,
+            decisions_topic=self.decisions,
         )
         self.stations.append(make(options))
         return self.stations[-1]

@@ -5,6 +5,8 @@ A store is named by its URL without the password, as pages name it: its user add
 
 from tallystick.console.visible import quote_words
 from tallystick.kernel.ids import TopicPartition
+from tallystick.spark.options.option_table import DECISIONS_TOPIC
+from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
 
 
 def format_command(bootstrap_servers: str, group: str, verb: str, *options: str) -> str:
@@ -57,9 +59,33 @@ def resolve_store_command(bootstrap_servers: str, store: str, transactional_id: 
     )
 
 
-def resolve_prefix_command(bootstrap_servers: str, prefix: str, store: str | None) -> str:
-    where = () if store is None else ("--store", store)
+def resolve_prefix_command(bootstrap_servers: str, prefix: str, *, store: str = "", topic: str = "") -> str:
+    """Return the command that finishes what a Spark query left.
+
+    It says where the query's decisions are: elsewhere the command would find none, and abort what is decided.
+
+    Args:
+        store: the database of its decisions, if one has them.
+        topic: the topic of its decisions, if one has them.
+    """
+    where: tuple[str, ...] = ()
+    if store:
+        where = ("--store", store)
+    elif topic not in ("", DECISIONS_TOPIC):
+        where = ("--decisions", topic)
     return format_command(bootstrap_servers, "transactions", "resolve", "--prefix", prefix, *where)
+
+
+def resolve_source_command(bootstrap_servers: str, prefix: str, source: str) -> str:
+    """Return the same command for a prefix as its transactional ids have it.
+
+    Args:
+        source: where its decisions are, as `PrefixFacts` has it.
+    """
+    plain = prefix.removesuffix(DATABASE_SUFFIX)
+    if plain != prefix:
+        return resolve_prefix_command(bootstrap_servers, plain, store=source)
+    return resolve_prefix_command(bootstrap_servers, plain, topic=source)
 
 
 def describe_group_command(bootstrap_servers: str, group_id: str) -> str:
@@ -70,6 +96,14 @@ def reset_offsets_command(bootstrap_servers: str, group_id: str, *options: str) 
     """Return the command that moves a group's offsets; without `--execute` it would only show them."""
     return format_command(
         bootstrap_servers, "groups", "reset-offsets", "--group", group_id, *options, "--execute"
+    )
+
+
+def retention_command(bootstrap_servers: str, topic: str) -> str:
+    """Return the command that keeps less of a topic; its BYTES, of each partition, are for the operator."""
+    which = ("--entity-type", "topics", "--entity-name", topic)
+    return format_command(
+        bootstrap_servers, "configs", "alter", *which, "--add-config", "retention.bytes=BYTES"
     )
 
 

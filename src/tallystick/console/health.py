@@ -10,6 +10,7 @@ class Health(Enum):
     """Whether an operator has to act; the value is the word that pages show. Worst first."""
 
     BROKEN = "broken"  # the halves differ, or neither commit nor abort would be right
+    REFUSING = "refusing"  # a broker or a database takes no writes: nothing can be ended before it does
     HANGING = "hanging"  # no coordinator will ever end it
     ORPHAN = "orphan"  # in doubt, and nothing that is read here knows who decides it
     RECOVER = "recover"  # decided, or its writer is gone: recovery ends it
@@ -20,7 +21,13 @@ class Health(Enum):
 
     @property
     def needs_action(self) -> bool:
-        return self in (Health.BROKEN, Health.HANGING, Health.ORPHAN, Health.RECOVER)
+        return self in (
+            Health.BROKEN,
+            Health.REFUSING,
+            Health.HANGING,
+            Health.ORPHAN,
+            Health.RECOVER,
+        )
 
 
 SEVERITY: Final = {health: rank for rank, health in enumerate(Health)}

@@ -311,7 +311,9 @@ class _SparkIndex:
                 return SparkHalf(
                     prefix=worker.prefix, role=SparkRole.DECIDED, facts=facts, participant=participant
                 )
-        return SparkHalf(prefix=worker.prefix, role=SparkRole.UNDECIDED, facts=facts)
+        is_unread = facts is None or facts.is_noted_only
+        role = SparkRole.UNREAD if is_unread else SparkRole.UNDECIDED
+        return SparkHalf(prefix=worker.prefix, role=role, facts=facts)
 
 
 def find_oldest_ms(joint: Iterable[JointTransaction], now_ms: int) -> int | None:

@@ -28,7 +28,7 @@ from tallystick.console.commands import (
     complete_command,
     describe_command,
     find_hanging_command,
-    resolve_prefix_command,
+    resolve_source_command,
     resolve_store_command,
 )
 from tallystick.console.health import Health, Judgement, Limits
@@ -63,11 +63,12 @@ class SparkRole(Enum):
 
     DECIDED = "a participant of the last decision"
     UNDECIDED = "of a task, and in no decision"
+    UNREAD = "of a task, and no decision of its query is read here"
     DRIVER = "of the driver, which writes decisions in it"
 
 
 class SparkHalf(Value, kw_only=True):
-    """The decision log's view. `facts` is None if no log that is read has the prefix."""
+    """The decision log's view. `facts` is None if no log that is read has the prefix: its role is UNREAD."""
 
     prefix: str
     role: SparkRole
@@ -245,7 +246,9 @@ def _judge_store(half: StoreHalf, stage_ms: int, servers: str, limits: Limits) -
 def _judge_spark(
     views: TransactionViews, half: SparkHalf, stage_ms: int, servers: str, limits: Limits
 ) -> Judgement:
-    resolve = _format_resolve_prefix(half, servers)
+    if half.facts is None or half.role is SparkRole.UNREAD:
+        return _judge_unread_spark(views, half, stage_ms, servers, limits)
+    resolve = resolve_source_command(servers, half.prefix, half.facts.source)
     lost = _find_lost_outcome(views, half)
     if lost is not None:
         return Judgement(
@@ -253,7 +256,7 @@ def _judge_spark(
             f"Part of the last decision of {half.prefix}, and {lost.value}: its rows may be missing.",
             f"{resolve} --dry-run",
         )
-    decision = None if half.facts is None else half.facts.decision
+    decision = half.facts.decision
     if half.role is SparkRole.DECIDED and decision is not None:
         text = f"Part of the last decision of {half.prefix}: {decision}. "
         if stage_ms <= limits.grace_ms:
@@ -263,8 +266,6 @@ def _judge_spark(
             text + "Start the query again, or resolve its prefix: it will be committed.",
             resolve,
         )
-    if half.facts is None:
-        return _judge_alone(views, stage_ms, servers, limits)
     if stage_ms <= limits.limit_ms:
         return Judgement(Health.OK, f"Of a batch of {half.prefix} that is not decided yet.")
     return Judgement(
@@ -275,12 +276,25 @@ def _judge_spark(
     )
 
 
-def _format_resolve_prefix(half: SparkHalf, servers: str) -> str:
-    """Return the command; decisions in a database are found by its store."""
-    prefix = half.prefix.removesuffix(DATABASE_SUFFIX)
-    is_in_database = prefix != half.prefix
-    source = half.facts.source if half.facts is not None and is_in_database else None
-    return resolve_prefix_command(servers, prefix, source)
+def _judge_unread_spark(
+    views: TransactionViews, half: SparkHalf, stage_ms: int, servers: str, limits: Limits
+) -> Judgement:
+    """Judge a transaction of a query of which no decision is read here: a new query, or one of elsewhere.
+
+    Nothing tells the two apart. What is decided elsewhere must not be aborted, so the command has a place to
+    be filled in.
+    """
+    if stage_ms <= limits.limit_ms or not views.is_two_phase:
+        return _judge_alone(views, stage_ms, servers, limits)
+    is_in_store = half.prefix.endswith(DATABASE_SUFFIX)
+    place, option = ("store", "--store URL") if is_in_store else ("topic of decisions", "--decisions TOPIC")
+    return Judgement(
+        Health.ORPHAN,
+        f"Of the Spark query {half.prefix.removesuffix(DATABASE_SUFFIX)}, which has decided nothing that is "
+        f"read here. Start the query again. If it is gone, give the console its {place} ({option}), or "
+        "resolve its prefix there: what it has never decided is aborted.",
+        resolve_source_command(servers, half.prefix, "URL" if is_in_store else "TOPIC"),
+    )
 
 
 def _find_lost_outcome(views: TransactionViews, half: SparkHalf) -> ParticipantOutcome | None:

@@ -10,6 +10,7 @@ Times are milliseconds since the Unix epoch by this process's clock, unless a fi
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import Final
 
 from tallystick.admin.model import GroupDescription, TransactionDescription
 from tallystick.admin.txn.hanging import HangingCase
@@ -17,8 +18,16 @@ from tallystick.client.net.metadata import Node
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.rules.lease_rules import LeaseRow
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.limits import MIB
 from tallystick.kernel.value import Value
 from tallystick.spark.protocol.committable import Decision, DecisionNote
+
+FULL_BYTES_MAX: Final = 32 * MIB
+"""A disk with less than this is full: tallystick's broker reserves 16 MiB for what must be written."""
+
+FULL_BYTES_MIN: Final = MIB
+FULL_DIVISOR: Final = 20
+"""On a small disk a twentieth of it is full, but not less than FULL_BYTES_MIN."""
 
 NEVER_MS = 0
 """Time of a part that has not been read yet."""
@@ -51,14 +60,44 @@ class PartStatus(Value, kw_only=True):
         return self.read_ms != NEVER_MS and not self.failures
 
 
+class Volume(Value, kw_only=True):
+    """The disk below a directory of a broker, or below a database on this host.
+
+    failure       why its broker cannot use it; "" if it can
+    total_bytes   None if it is not told
+    usable_bytes  what may still be written; None if it is not told
+    is_read_only  its file system is mounted so
+    topic_bytes   size of each topic of clients there; only told of a disk that is full
+    """
+
+    path: str
+    failure: str = ""
+    total_bytes: int | None = None
+    usable_bytes: int | None = None
+    is_read_only: bool = False
+    topic_bytes: Mapping[str, int] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so little is left that writes fail, or are about to."""
+        if self.usable_bytes is None or self.total_bytes is None:
+            return False
+        limit = max(FULL_BYTES_MIN, min(FULL_BYTES_MAX, self.total_bytes // FULL_DIVISOR))
+        return self.usable_bytes < limit
+
+
 class ClusterFacts(Value, kw_only=True):
-    """The cluster: who answered, and what it can do."""
+    """The cluster: who answered, and what it can do.
+
+    volumes  of each broker's directories, by its id; lacks brokers that do not tell this console's user
+    """
 
     status: PartStatus = PartStatus()
     cluster_id: str | None = None
     controller: int | None = None
     brokers: tuple[Node, ...] = ()
     features: Mapping[str, int] = {}
+    volumes: Mapping[int, tuple[Volume, ...]] = {}
 
 
 class TransactionFacts(Value, kw_only=True):
@@ -131,6 +170,9 @@ class PrefixFacts(Value, kw_only=True):
 
     source       where the decision is: a topic's name, or a store's
     is_complete  whether its driver has noted that every participant is committed
+    note         the cluster's note of a decision in a store
+    completed_nonce  the decision whose participants are all committed, as the cluster's notes say
+    is_noted_only  there is nothing but that note: the store that has the decision is not read
     """
 
     prefix: str
@@ -138,6 +180,8 @@ class PrefixFacts(Value, kw_only=True):
     decision: Decision | None
     is_complete: bool
     note: DecisionNote | None = None
+    completed_nonce: str | None = None
+    is_noted_only: bool = False
 
 
 class StoreKind(Enum):
@@ -168,6 +212,8 @@ class StoreFacts(Value, kw_only=True):
     leases      of transactional ids, if the store keeps them
     lease_now_ms  the database's clock when the leases were read
     prefixes    decisions of Spark's queries that are in this database
+    volume      of an embedded database on this host
+    refusal     why the server takes no writes from anyone; "" if it does, or does not tell
     """
 
     status: PartStatus = PartStatus()
@@ -180,6 +226,8 @@ class StoreFacts(Value, kw_only=True):
     lease_now_ms: int = 0
     server_prepared: tuple[ServerPreparedTransaction, ...] = ()
     prefixes: tuple[PrefixFacts, ...] = ()
+    volume: Volume | None = None
+    refusal: str = ""
 
 
 class PipelineFacts(Value, kw_only=True):

@@ -310,11 +310,18 @@ def test_a_prefix_is_planned_by_what_spark_found() -> None:
     request = ResolvePrefix(prefix="loud")
     plan = plan_action(request, reading, SERVERS)
     assert plan.guard is Guard.READY
-    assert "Committed: 1 transactions of the decision. Aborted: 1" in effects(plan)["Kafka"]
+    assert "Committed: 1 transaction of the decision. Aborted: 1" in effects(plan)["Kafka"]
     assert plan.consequences == ("Rows in no decision are written again when the query is started.",)
+    assert plan.command.endswith("--prefix loud --decisions decisions")
+    assert plan.look_ups[0].command == f"{plan.command} --dry-run"
     many = replace(reading, undecided_ids=tuple(f"loud/w/{n}/0" for n in range(60)))
     other = replace(many, undecided_ids=(*many.undecided_ids[:-1], "loud/w/99/0"))
     assert list_changes(plan_action(request, many, SERVERS), plan_action(request, other, SERVERS))
+    ended = {**reading.outcomes, "loud/w/c/0": ParticipantOutcome.COMMITTED}
+    assert (
+        "Committed: 1 transaction of"
+        in effects(plan_action(request, replace(reading, outcomes=ended), SERVERS))["Kafka"]
+    )
     lost = replace(reading, outcomes={WORKER: ParticipantOutcome.ABORTED}, lost_ids=(WORKER,))
     assert plan_action(request, lost, SERVERS).guard is Guard.REFUSED
     nothing = replace(reading, outcomes={}, undecided_ids=())

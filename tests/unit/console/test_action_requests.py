@@ -155,7 +155,7 @@ def test_what_every_verdict_offers_is_an_action() -> None:
         commands.describe_group_command(SERVERS, "g"),
         commands.doctor_command(SERVERS),
         f"{commands.resolve_store_command(SERVERS, STORE, 'a')} --dry-run",
-        f"{commands.resolve_prefix_command(SERVERS, 'p', None)} --dry-run",
+        f"{commands.resolve_prefix_command(SERVERS, 'p')} --dry-run",
         "",
     ],
 )

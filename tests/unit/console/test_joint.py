@@ -163,6 +163,15 @@ def test_participants_of_a_decision_are_told_from_other_attempts() -> None:
     assert other.role is SparkRole.UNDECIDED
 
 
+def test_a_note_alone_tells_nothing_of_what_a_database_has_decided() -> None:
+    name = f"loud/database/w/{'a' * 16}/0"
+    noted = replace(make_prefix("loud/database"), decision=None, is_noted_only=True)
+    for prefixes in ([noted], []):
+        spark = join(make_snapshot(describe(name), prefixes=prefixes)).views.spark
+        assert spark is not None
+        assert spark.role is SparkRole.UNREAD
+
+
 def test_the_worst_comes_first_and_then_the_oldest() -> None:
     old, young = describe("old", age_ms=9_000), describe("young", age_ms=1_000)
     orphan = describe("orphan", age_ms=1_000_000)

@@ -18,6 +18,7 @@ from tests.support.console_facts import (
 
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.client.transactions.modes import TxnDescription
+from tallystick.console.actions.request import find_action_url
 from tallystick.console.health import Health, Limits
 from tallystick.console.judge import (
     SparkHalf,
@@ -111,9 +112,9 @@ def spark_views(role: SparkRole, *, known: bool = True, state: str = "Ongoing") 
     participant = Participant(transactional_id=name, identity=pair(5, 3))
     half = SparkHalf(
         prefix="loud",
-        role=role,
+        role=role if known else SparkRole.UNREAD,
         facts=make_prefix("loud", participant) if known else None,
-        participant=participant if role is SparkRole.DECIDED else None,
+        participant=participant if known and role is SparkRole.DECIDED else None,
     )
     return TransactionViews(
         transactional_id=name,
@@ -138,6 +139,40 @@ def test_a_spark_batch_is_judged_by_its_decision(
     views: TransactionViews, stage_ms: int, expected: Health
 ) -> None:
     assert judge(views, stage_ms, SERVERS, LIMITS).health is expected
+
+
+@pytest.mark.parametrize(
+    ("prefix", "source", "options"),
+    [
+        ("loud", "__tallystick_decisions", "--prefix loud"),
+        ("loud", "of.loud", "--prefix loud --decisions of.loud"),
+        ("loud/database", "sqlite:///shop.db", "--prefix loud --store sqlite:///shop.db"),
+    ],
+)
+def test_the_command_for_a_prefix_names_the_place_of_its_decisions(
+    prefix: str, source: str, options: str
+) -> None:
+    """Elsewhere it would find no decision, and abort what is decided."""
+    half = SparkHalf(prefix=prefix, role=SparkRole.UNDECIDED, facts=make_prefix(prefix, source=source))
+    name = f"{prefix}/w/{'a' * 16}/0"
+    views = TransactionViews(transactional_id=name, writer=pair(5, 3), description=describe(name), spark=half)
+    assert judge(views, 900_001, SERVERS, LIMITS).command.endswith(f" {options}")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "options"),
+    [("loud", "--decisions TOPIC"), ("loud/database", "--store URL")],
+)
+def test_a_query_whose_decisions_are_not_read_is_not_said_to_be_undecided(prefix: str, options: str) -> None:
+    name = f"{prefix}/w/{'a' * 16}/0"
+    half = SparkHalf(prefix=prefix, role=SparkRole.UNREAD, facts=None)
+    views = TransactionViews(transactional_id=name, writer=pair(5, 3), description=describe(name), spark=half)
+    judgement = judge(views, 900_001, SERVERS, LIMITS)
+    assert judgement.health is Health.ORPHAN
+    assert judgement.command.endswith(f"--prefix loud {options}")
+    assert "the Spark query loud," in judgement.reason
+    assert find_action_url(judgement.command) == ""
+    assert judge(views, 900_000, SERVERS, LIMITS).health is Health.OK
 
 
 def test_a_decided_transaction_that_the_cluster_aborted_is_shown_though_it_is_closed() -> None:

@@ -60,6 +60,8 @@ class Source:
         self.failures = [RuntimeError(f"login to {URL} with 'hush' failed")]
         self.closed = 0
 
+    folder = None
+
     def read(self) -> StoreFacts:
         if self.failures:
             raise self.failures.pop()

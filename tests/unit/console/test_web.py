@@ -35,6 +35,7 @@ from tallystick.console.snapshot import (
     PartStatus,
     Snapshot,
     TopicFacts,
+    Volume,
 )
 from tallystick.console.visible import show_on_page
 from tallystick.console.web.app import WebOptions, create_app
@@ -87,8 +88,10 @@ def make_full_snapshot() -> Snapshot:
         group_id=HOSTILE, coordinator=1, state="Stable", type="classic", assignor="range", members=(member,)
     )
     offset = GroupOffset(committed=4, data_lag=5, passed_markers=1, passed_aborted=2, is_pending=True)
+    full = Volume(path=HOSTILE, total_bytes=2**30, usable_bytes=0, topic_bytes={HOSTILE: 2**29})
     return replace(
         snapshot,
+        cluster=replace(snapshot.cluster, volumes={1: (full,)}),
         topics=TopicFacts(
             status=status,
             partition_counts={"orders": 1, HOSTILE: 1},

@@ -31,7 +31,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to serve the pages; port 0: any.")]
 Stores = Annotated[
-    list[str] | None, typer.Option("--store", metavar="URL", help="A database that decides. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--store", metavar="URL", help="A database, or lake table (delta:/FOLDER), that decides. Repeatable."
+    ),
 ]
 Decisions = Annotated[
     list[str] | None, typer.Option(metavar="TOPIC", help="A topic with decisions of Spark. Repeatable.")

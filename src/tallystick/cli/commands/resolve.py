@@ -30,6 +30,7 @@ from tallystick.dualwrite.stores.base import LeaseStore, Store
 from tallystick.dualwrite.stores.by_url import OTHER_KINDS, open_store
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake.names import is_table_url
+from tallystick.spark.options.option_table import DECISIONS_TOPIC
 
 if TYPE_CHECKING:
     from tallystick.spark.sink.recovery import PrefixStatus
@@ -41,7 +42,7 @@ _UNRESOLVED: Final = frozenset(
     {Verdict.COMMIT, Verdict.ABORT, Verdict.COMPARE, Verdict.TEAR, Verdict.LACK, Verdict.HALT}
 )
 
-_StoreOption = Annotated[
+StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
@@ -50,18 +51,35 @@ _StoreOption = Annotated[
         "iceberg:CATALOG.NAMESPACE.TABLE.",
     ),
 ]
+DecisionsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--decisions",
+        metavar="TOPIC",
+        help=f"With --prefix: the query's decisions.topic, if it is not {DECISIONS_TOPIC}.",
+    ),
+]
+AllowedOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-unsafe-durability",
+        metavar="SETTING",
+        help="A setting of the database that is known to lose nothing there, as fsync; repeatable.",
+    ),
+]
 
 
 def resolve_command(
     context: typer.Context,
     *,
-    store: _StoreOption = None,
+    store: StoreOption = None,
     prefix: Annotated[
         str | None,
         typer.Option(
             "--prefix", help="A Spark query's transactional.id.prefix; with --store if it writes tables."
         ),
     ] = None,
+    decisions: DecisionsOption = None,
     retire: Annotated[
         bool, typer.Option("--retire", help="With --prefix: forget the query, accept what is lost.")
     ] = False,
@@ -76,14 +94,7 @@ def resolve_command(
     storage_option: StorageOption = None,
     mode: ModeOption = None,
     schema: Annotated[str | None, typer.Option(help="Database schema of the tables.")] = None,
-    allowed: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-unsafe-durability",
-            metavar="SETTING",
-            help="A setting of the database that is known to lose nothing there, as fsync; repeatable.",
-        ),
-    ] = None,
+    allowed: AllowedOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show both halves; change nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
@@ -96,12 +107,14 @@ def resolve_command(
                 "--prefix: cannot be combined with --transactional-id, --only-expired, --schema or "
                 "--allow-unsafe-durability"
             )
+        find_status = _load_query_resolver(store, decisions, storage_option or ())
         if not dry_run:
             confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
-        find = _load_query_resolver(store, storage_option or ())
-        raise typer.Exit(_resolve_query(at, config, prefix, find, retire=retire, dry_run=dry_run))
-    if store is None or retire or storage_option:
-        raise BadConfig("give --store URL or --prefix PREFIX; --retire and --storage-option need --prefix")
+        raise typer.Exit(_resolve_query(at, config, prefix, find_status, retire=retire, dry_run=dry_run))
+    if store is None or retire or decisions is not None or storage_option:
+        raise BadConfig(
+            "give --store URL or --prefix PREFIX; --retire, --decisions and --storage-option need --prefix"
+        )
     with _open_store(store, schema, allowed or ()) as opened:
         finish = _resolve_expired if only_expired else _resolve_all
         results = finish(opened, config, transactional_id or (), dry_run=dry_run, yes=yes)
@@ -173,14 +186,14 @@ def _resolve_query(
     at: ClusterTarget,
     config: Mapping[str, object],
     prefix: str,
-    find: "Callable[..., PrefixStatus]",
+    find_status: "Callable[..., PrefixStatus]",
     *,
     retire: bool,
     dry_run: bool,
 ) -> ExitCode:
     # The modes decide which ids use two-phase commit.
     client = {name: str(value) for name, value in config.items() if name not in _PER_ID_SETTINGS}
-    status = find(prefix, client, dry_run=dry_run, retire=retire)
+    status = find_status(prefix, client, dry_run=dry_run, retire=retire)
     decision = status.decision
     first = {
         "TransactionalId": prefix,
@@ -200,13 +213,17 @@ def _resolve_query(
     return ExitCode.HANGING if dry_run and (decided or others) else ExitCode.DONE
 
 
-def _load_query_resolver(store: str | None, options: Sequence[str]) -> "Callable[..., PrefixStatus]":
-    """Return the function that finds the query's decisions, in Kafka or in a database or table."""
+def _load_query_resolver(
+    store: str | None, decisions: str | None, options: Sequence[str]
+) -> "Callable[..., PrefixStatus]":
+    """Return the function that finds a query's decisions: in Kafka, in a database, in a lake table."""
     storage_options = parse_named_values(options, "--storage-option", strip=False)
     if options and not is_table_url(store or ""):
         raise BadConfig("--storage-option: is for a lake table, which --store names")
     if store is None:
-        return spark.resolve
+        return partial(spark.resolve, decisions=decisions or DECISIONS_TOPIC)
+    if decisions is not None:
+        raise BadConfig("--decisions: with --store the store decides, and no topic does")
     return partial(spark.resolve_rows, database=store, storage_options=storage_options)
 
 

@@ -38,10 +38,11 @@ from tallystick.console.actions.results import (
     report_refusal,
     report_unknown,
 )
-from tallystick.console.views.texts import format_identity
+from tallystick.console.views.texts import format_identity, pluralize
 from tallystick.dualwrite.resolve import resolve
 from tallystick.dualwrite.stores.by_url import open_store
 from tallystick.kernel.errors import Effect
+from tallystick.spark.protocol.decide import ParticipantOutcome
 
 
 def carry_out(
@@ -92,8 +93,9 @@ def _resolve_prefix(
 ) -> ActionResult:
     source = reading.source if isinstance(reading, PrefixReading) else ""
     status = run_prefix(config, request, source=source, dry_run=False)
+    open_count = sum(each is ParticipantOutcome.OPEN for each in status.outcomes.values())
     return report_done(
-        f"committed {len(status.outcomes)} transactions of the decision, aborted "
+        f"committed {pluralize(open_count, 'transaction')} of the decision, aborted "
         f"{len(status.undecided_ids)} that were in none"
     )
 

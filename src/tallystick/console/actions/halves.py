@@ -147,6 +147,8 @@ def list_abort_harms(views: TransactionViews, snapshot: Snapshot) -> tuple[str, 
         harms.append(
             f"{spark.prefix} has decided to commit it: its rows would be missing. Resolve the prefix."
         )
+    if spark is not None and spark.role is SparkRole.UNREAD:
+        harms.append(f"No decision of {spark.prefix} is read here: it may have decided to commit it.")
     harms += [
         f"{store.name} could not be read: it may have committed it."
         for store in snapshot.stores
@@ -176,6 +178,8 @@ def list_commit_harms(views: TransactionViews) -> tuple[str, ...]:
         harms.append(f"{views.store.store.name}: {views.store.finding.value}.")
     if views.spark is not None and views.spark.role is SparkRole.UNDECIDED:
         harms.append(f"It is in no decision of {views.spark.prefix}: its rows would be there twice.")
+    if views.spark is not None and views.spark.role is SparkRole.UNREAD:
+        harms.append(f"No decision of {views.spark.prefix} is read here: it may not have decided it.")
     return tuple(harms)
 
 

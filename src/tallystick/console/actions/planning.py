@@ -65,9 +65,10 @@ from tallystick.console.health import Limits
 from tallystick.console.joint import find_views
 from tallystick.console.judge import StoreHalf, TransactionViews, judge
 from tallystick.console.snapshot import Snapshot
-from tallystick.console.views.texts import format_identity
+from tallystick.console.views.texts import format_identity, pluralize
 from tallystick.dualwrite.rules.recovery import Verdict
 from tallystick.kernel.value import replace
+from tallystick.spark.protocol.decide import ParticipantOutcome
 
 _COMMITTED: Final = "It is committed: readers of committed records get what it wrote."
 _ROW_EFFECTS: Final = {
@@ -276,7 +277,7 @@ def _plan_prefix(request: ResolvePrefix, reading: PrefixReading, servers: str) -
     now = ["Nothing is decided under the prefix." if decision is None else f"Last decision: {decision}."]
     if decision is not None:
         now.append(f"It is number {decision.number}, nonce {decision.nonce}.")
-    open_ids = [name for name in reading.outcomes if name not in reading.lost_ids]
+    open_ids = [name for name, each in reading.outcomes.items() if each is ParticipantOutcome.OPEN]
     kafka = PlannedHalf(
         name="Kafka",
         now=limit_lines(
@@ -286,7 +287,7 @@ def _plan_prefix(request: ResolvePrefix, reading: PrefixReading, servers: str) -
             ]
         )
         or ("Nothing of it is open.",),
-        effect=f"Committed: {len(open_ids)} transactions of the decision. Aborted: "
+        effect=f"Committed: {pluralize(len(open_ids), 'transaction')} of the decision. Aborted: "
         f"{len(reading.undecided_ids)} that are in no decision.",
     )
     spark = PlannedHalf(
@@ -295,7 +296,10 @@ def _plan_prefix(request: ResolvePrefix, reading: PrefixReading, servers: str) -
         effect="The prefix is claimed, which fences the query if it is alive: it stops. The decision is "
         "noted as complete.",
     )
+    topic = reading.source if request.store is None else ""
+    command = commands.resolve_prefix_command(servers, request.prefix, store=request.store or "", topic=topic)
     plan = _begin_plan(request, "Resolve the prefix", [kafka, spark], servers)
+    plan = replace(plan, command=command)
     if reading.lost_ids:
         return _refuse(
             plan,
@@ -306,7 +310,7 @@ def _plan_prefix(request: ResolvePrefix, reading: PrefixReading, servers: str) -
     if not reading.outcomes and not reading.undecided_ids:
         return _refuse(plan, "Nothing of this prefix is open.")
     look_up = LookUp(
-        command=f"{commands.resolve_prefix_command(servers, request.prefix, request.store)} --dry-run",
+        command=f"{command} --dry-run",
         meaning="No row with 'to be committed' or 'in no decision': it was done. Otherwise run it again: "
         "what was done is not done twice.",
     )

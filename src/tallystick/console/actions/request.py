@@ -289,7 +289,7 @@ def format_action_command(request: ActionRequest, servers: str, *, force: bool =
         case ResolveRow():
             return commands.resolve_store_command(servers, request.store, request.transactional_id)
         case ResolvePrefix():
-            return commands.resolve_prefix_command(servers, request.prefix, request.store)
+            return commands.resolve_prefix_command(servers, request.prefix, store=request.store or "")
         case CompleteByState():
             return commands.complete_command(servers, request.transactional_id, request.state)
         case ResetOffsets():
@@ -319,6 +319,8 @@ def find_action_url(command: str) -> str:
     options = dict(zip(words[3::2], words[4::2], strict=False))
     name, store = options.get("--transactional-id", ""), options.get("--store")
     match words[2]:
+        case "resolve" if {store, options.get("--decisions")} & {"URL", "TOPIC"}:
+            return ""  # where the decisions are is for the operator to say
         case "resolve" if "--prefix" in options:
             return format_action_url(ResolvePrefix(prefix=options["--prefix"], store=store))
         case "resolve" if store is not None and name:

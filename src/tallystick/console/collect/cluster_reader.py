@@ -2,23 +2,27 @@
 
 from collections.abc import Mapping
 
+from tallystick.admin import log_dirs
+from tallystick.admin.admin_call import AdminCall, Answers
 from tallystick.admin.aio import Admin
+from tallystick.admin.log_dirs import BrokerDirectory
 from tallystick.admin.topics import EARLIEST, LATEST
 from tallystick.client.errors import ClientError
+from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
 from tallystick.client.offsets import OffsetAndTimestamp
 from tallystick.console.collect.failures import describe_failure, describe_failures, limit_sentences
-from tallystick.console.snapshot import ClusterFacts, PartitionOffsets, PartStatus, TopicFacts
+from tallystick.console.snapshot import ClusterFacts, PartitionOffsets, PartStatus, TopicFacts, Volume
 from tallystick.kernel.ids import TopicPartition
 
 Found = Mapping[TopicPartition, OffsetAndTimestamp | None]
 
 
 class ClusterReader:
-    """Reads over one Admin, which its owner closes."""
+    """Reads over one Admin, and a cluster for what it does not ask; their owner closes them."""
 
-    def __init__(self, admin: Admin) -> None:
-        self._admin = admin
+    def __init__(self, admin: Admin, cluster: Cluster, limit_ms: int) -> None:
+        self._admin, self._cluster, self._limit_ms = admin, cluster, limit_ms
 
     async def read_cluster(self) -> ClusterFacts:
         """Read brokers and features. Raises: ClientError if no broker answers."""
@@ -35,7 +39,24 @@ class ClusterReader:
             controller=cluster.controller,
             brokers=cluster.brokers,
             features=features,
+            volumes=await self._read_volumes(),
         )
+
+    async def _read_volumes(self) -> Mapping[int, tuple[Volume, ...]]:
+        """Read the room of brokers; a broker that does not tell, or not this user, is left out."""
+        answers = await self._describe_directories(None, sizes=False)
+        volumes = {node_id: tuple(map(_to_volume, found)) for node_id, found in answers.found.items()}
+        full = [node_id for node_id, found in volumes.items() if any(each.is_full for each in found)]
+        if full:  # and then it is worth the while to say of what
+            sized = await self._describe_directories(full, sizes=True)
+            volumes |= {node_id: tuple(map(_to_volume, found)) for node_id, found in sized.found.items()}
+        return volumes
+
+    async def _describe_directories(
+        self, brokers: list[int] | None, *, sizes: bool
+    ) -> Answers[int, tuple[BrokerDirectory, ...]]:
+        deadline = self._cluster.start_deadline("the limit of a reading", self._limit_ms)
+        return await log_dirs.describe(AdminCall(self._cluster, deadline), brokers, sizes=sizes)
 
     async def read_topics(self) -> TopicFacts:
         """Read the partitions of all topics, and their offsets.
@@ -63,6 +84,17 @@ class ClusterReader:
             partition_counts={name: len(topic.partitions) for name, topic in topics.items()},
             offsets=_join_offsets(starts.found, stable.found, ends.found),
         )
+
+
+def _to_volume(directory: BrokerDirectory) -> Volume:
+    topics = {name: size for name, size in directory.topic_bytes.items() if not name.startswith("__")}
+    return Volume(
+        path=directory.path,
+        failure="" if directory.failure is None else describe_failure(directory.failure),
+        total_bytes=directory.total_bytes,
+        usable_bytes=directory.usable_bytes,
+        topic_bytes=topics,
+    )
 
 
 def _find_leaderless(topics: Mapping[str, TopicInfo]) -> frozenset[TopicPartition]:

@@ -11,7 +11,7 @@ from tallystick.console.collect.store_reader import StoreAddress
 from tallystick.kernel.limits import MIB
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value
-from tallystick.lake.names import is_table_url
+from tallystick.lake.names import find_url_problem, is_table_url
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 
 MAX_MS: Final = 24 * 3_600_000
@@ -86,7 +86,11 @@ class CollectorConfig(Value, kw_only=True):
     def find_problems(self) -> Iterator[str]:
         """Yield the problems of everything but the client's settings."""
         for number, store in enumerate(self.stores, 1):
-            if not _is_url(store.url):  # and what it is instead may contain a password
+            if is_table_url(store.url):
+                problem = find_url_problem(store.url)
+                if problem is not None:
+                    yield f"store {number}: {problem}"
+            elif not _is_url(store.url):  # and what it is instead may contain a password
                 yield f"store {number}: not a URL, such as postgresql+psycopg://me@host/shop"
         names = [store.name for store in self.stores]
         for name in dict.fromkeys(name for name in names if names.count(name) > 1):

@@ -86,6 +86,8 @@ class _DecisionTopic:
                     decision=state.decision,
                     is_complete=state.is_complete,
                     note=state.note,
+                    completed_nonce=state.completed_nonce,
+                    is_noted_only=state.decision is None and state.note is not None,
                 )
             )
         return facts

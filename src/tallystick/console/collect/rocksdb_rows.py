@@ -30,7 +30,7 @@ class RocksRows:
     """`RowSource` of a RocksDB database."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
+        self.folder, self._name = folder, name
 
     def read(self) -> StoreFacts:
         failures: list[str] = []
@@ -45,7 +45,7 @@ class RocksRows:
             name=self._name,
             kind=StoreKind.ROCKSDB,
             engine="RocksDB",
-            opened_by=find_lock_holder(self._folder / "LOCK"),
+            opened_by=find_lock_holder(self.folder / "LOCK"),
             rows=rows,
         )
 
@@ -53,10 +53,10 @@ class RocksRows:
         """Do nothing: nothing stays open."""
 
     def _read_family(self) -> Iterator[tuple[str, bytes]]:
-        if TABLE not in Rdict.list_cf(str(self._folder)):
-            raise BadStore(f"{self._folder}: no column family {TABLE}; create() makes it")
+        if TABLE not in Rdict.list_cf(str(self.folder)):
+            raise BadStore(f"{self.folder}: no column family {TABLE}; create() makes it")
         with (
-            closing(Rdict(str(self._folder), access_type=AccessType.read_only())) as database,
+            closing(Rdict(str(self.folder), access_type=AccessType.read_only())) as database,
             closing(database.get_column_family(TABLE)) as family,
         ):
             for key, value in family.items():

@@ -39,6 +39,15 @@ _PREPARED: Final = (
     f"FROM pg_prepared_xacts ORDER BY prepared LIMIT {PREPARED_MAX}"
 )
 
+_READ_ONLY: Final = """
+SELECT NOT pg_is_in_recovery()
+    AND (SELECT reset_val FROM pg_settings WHERE name = 'default_transaction_read_only') = 'on'
+    AND NOT EXISTS (
+        SELECT 1 FROM pg_db_role_setting JOIN pg_roles ON pg_roles.oid = setrole
+        WHERE rolname = session_user AND 'default_transaction_read_only=on' = ANY (setconfig)
+    )
+"""
+
 
 def open_sql_rows(url: str, name: str, limit_ms: int) -> "SqlRows":
     """Prepare to read the store of an SQLAlchemy URL, without connecting."""
@@ -95,6 +104,7 @@ class SqlRows:
             file: of an SQLite database, which is not created by reading it.
         """
         self._engine, self._name, self._file = engine, name, file
+        self.folder = None if file is None else file.absolute().parent
         self._tables = DualWriteTables()
         self._leases = LeaseTable(self._tables)
         self._known_tables: set[str] = set()
@@ -123,6 +133,7 @@ class SqlRows:
                 lease_now_ms=leases.now_ms,
                 server_prepared=_read_server_prepared(connection),
                 prefixes=prefixes,
+                refusal=_read_refusal(connection),
             )
 
     def close(self) -> None:
@@ -177,6 +188,18 @@ def _describe_engine(connection: Connection) -> str:
         return f"SQLite {dialect.dbapi.sqlite_version}"
     version = ".".join(str(each) for each in dialect.server_version_info or ())
     return f"{_ENGINE_NAMES.get(name, name)} {version}".strip()
+
+
+def _read_refusal(connection: Connection) -> str:
+    """Read why a PostgreSQL server refuses all writers; "" for any other one.
+
+    A standby is none that writers use. Nor is a setting of this user's own role one that they share. MySQL's
+    `read_only` is that of every replica, so it tells nothing.
+    """
+    if connection.dialect.name != "postgresql":
+        return ""
+    is_refusing = bool(connection.execute(text(_READ_ONLY)).scalar_one())
+    return "default_transaction_read_only is on for all of its users" if is_refusing else ""
 
 
 def _read_server_prepared(connection: Connection) -> tuple[ServerPreparedTransaction, ...]:

@@ -5,19 +5,22 @@ library of its own: `sql_rows`, `rocksdb_rows`, `zookeeper_rows`, `lake_rows`.
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from tallystick.console import collect
 from tallystick.console.collect.failures import describe_failure
 from tallystick.console.collect.store_thread import StoreThread
-from tallystick.console.snapshot import StoreFacts, StoreKind
+from tallystick.console.snapshot import StoreFacts, StoreKind, Volume
 from tallystick.dualwrite.stores.by_url import describe_url
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
+from tallystick.lake.names import is_table_url
 
 CLOSE_TIMEOUT_S: Final = 2.0
 
@@ -33,13 +36,13 @@ class StoreAddress(Value):
 
     @property
     def kind(self) -> StoreKind:
+        if is_table_url(self.url):
+            return StoreKind.LAKE
         match self.url.partition(":")[0]:
             case "rocksdb":
                 return StoreKind.ROCKSDB
             case "zookeeper":
                 return StoreKind.ZOOKEEPER
-            case "delta":
-                return StoreKind.LAKE
             case _:
                 return StoreKind.SQL
 
@@ -50,6 +53,10 @@ class NotRead(TallystickError):
 
 class RowSource(Protocol):
     """An open store. Its methods are called by one thread."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of an embedded database on this host."""
 
     def read(self) -> StoreFacts:
         """Read everything; rows that cannot be read are failures in the status."""
@@ -69,6 +76,17 @@ def open_source(address: StoreAddress, limit_ms: int) -> RowSource:
             return collect.open_lake_rows(address.url, address.name, limit_ms)
         case StoreKind.SQL:
             return collect.open_sql_rows(address.url, address.name, limit_ms)
+
+
+def measure_volume(folder: Path) -> Volume:
+    """Return the room that is left below a folder. Raises: OSError."""
+    volume = os.statvfs(folder)
+    return Volume(
+        path=str(folder),
+        total_bytes=volume.f_blocks * volume.f_frsize,
+        usable_bytes=volume.f_bavail * volume.f_frsize,
+        is_read_only=bool(volume.f_flag & os.ST_RDONLY),
+    )
 
 
 class StoreReader:
@@ -101,7 +119,9 @@ class StoreReader:
         try:
             if self._source is None:
                 self._source = self._open_rows(self._address, self._limit_ms)
-            return self._source.read()
+            facts = self._source.read()
+            folder = self._source.folder
+            return facts if folder is None else replace(facts, volume=measure_volume(folder))
         except Exception as exc:  # drivers have no common base class
             self._close_source()
             raise NotRead(self._hide_secrets(describe_failure(exc))) from exc

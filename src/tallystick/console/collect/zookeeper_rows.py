@@ -27,6 +27,8 @@ def open_zookeeper_rows(url: str, name: str, limit_ms: int) -> "ZooKeeperRows":
 class ZooKeeperRows:
     """`RowSource` of a path in ZooKeeper."""
 
+    folder = None
+
     def __init__(self, store: ZooKeeperStore, stack: ExitStack, name: str, limit_ms: int) -> None:
         self._store, self._stack, self._name, self._limit_s = store, stack, name, limit_ms / 1000
 

@@ -10,6 +10,7 @@ from tallystick.console.state import ConsoleState
 from tallystick.console.terminal.lines import COMMAND_MAX
 from tallystick.console.terminal.pages.overview import list_figures
 from tallystick.console.views.overview import build_overview
+from tallystick.console.views.refusals import NoWrites, list_refusals
 from tallystick.console.views.texts import format_count, format_duration
 from tallystick.console.views.transactions import TransactionFilter, TransactionRow, build_transactions
 from tallystick.console.visible import Visible, show
@@ -20,7 +21,7 @@ class LookOutcome(Enum):
     """What a look at the cluster comes to."""
 
     WELL = "nothing needs an operator"
-    NEEDS_OPERATOR = "a transaction needs an operator"
+    NEEDS_OPERATOR = "a transaction, a broker or a store needs an operator"
     INCOMPLETE = "not everything could be read or judged"
 
 
@@ -28,8 +29,8 @@ _WORDS: Final = frozenset(health.value for health in Health if health.needs_acti
 
 
 def judge_state(state: ConsoleState) -> LookOutcome:
-    """Return what the state comes to; a transaction that needs an operator weighs more than a gap."""
-    if any(each.health.needs_action for each in state.joint):
+    """Return what the state comes to; what needs an operator weighs more than a gap."""
+    if any(each.health.needs_action for each in state.joint) or list_refusals(state.snapshot):
         return LookOutcome.NEEDS_OPERATOR
     is_open = any(each.health in (Health.UNKNOWN, Health.UNSETTLED) for each in state.joint)
     return LookOutcome.INCOMPLETE if is_open or not are_all_read(state.snapshot) else LookOutcome.WELL
@@ -82,7 +83,7 @@ def list_summary(state: ConsoleState, now_ms: int) -> Iterator[Visible]:
     for label, value in list_figures(page):
         yield show(f"  {label}: {value}")
     for store in page.stores:
-        word = "ok" if store.is_reachable else "unknown"
+        word = "unknown" if not store.is_reachable else "ok" if store.takes_writes else "refusing"
         counts = f"{format_count(store.id_count)} ids, {format_count(store.open_count)} open"
         yield show(f"  Store {store.name}: {word}, {counts}")
     failures = dict.fromkeys(text for status in list_statuses(state.snapshot) for text in status.failures)
@@ -90,10 +91,20 @@ def list_summary(state: ConsoleState, now_ms: int) -> Iterator[Visible]:
         yield show("Not everything could be read:")
     for failure in failures:
         yield show(f"  {failure}")
+    for each in list_refusals(state.snapshot):
+        yield from _list_refusal(each)
     rows = build_transactions(state, TransactionFilter(), now_ms, page_rows=max(1, len(state.joint))).rows
     for row in rows:
         if row.health in _WORDS:
             yield from _list_row(row)
+
+
+def _list_refusal(each: NoWrites) -> Iterator[Visible]:
+    yield show("")
+    yield show(f"{Health.REFUSING.value}: {each.subject}")
+    yield show(f"  {each.reason}")
+    if each.command:
+        yield show(f"  {each.command}", max_length=COMMAND_MAX)
 
 
 def _list_row(row: TransactionRow) -> Iterator[Visible]:

@@ -43,6 +43,20 @@ TRANSACTIONAL_IDS: Final = make_gauge(
 )
 BROKERS: Final = make_gauge("cluster_brokers", "Brokers of the cluster.")
 
+BROKER_DISK_BYTES: Final = make_gauge(
+    "cluster_broker_disk_bytes",
+    "Size of the volume of a broker's directory. Absent where the broker does not tell.",
+    ("broker", "path"),
+)
+BROKER_DISK_FREE_BYTES: Final = make_gauge(
+    "cluster_broker_disk_free_bytes", "What of it a broker may still write.", ("broker", "path")
+)
+REFUSING: Final = make_gauge(
+    "cluster_refusing",
+    "Brokers, and stores, that take no writes: their disk is full or has failed, or may only be read.",
+    ("kind",),
+)
+
 # ---- partitions
 HELD_BACK_RECORDS: Final = make_gauge(
     "cluster_held_back_records",

@@ -28,6 +28,7 @@ from tallystick.console.snapshot import (
 )
 from tallystick.console.state import ConsoleState
 from tallystick.console.views import metric_families as families
+from tallystick.console.views.refusals import list_refusals
 from tallystick.dualwrite.rules.lease_rules import LeaseState
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
@@ -85,9 +86,10 @@ def _read_transactions(state: ConsoleState, now_ms: int) -> Iterator[MetricReadi
         ],
         "prepared": [each for each in open_ones if each.stage is Stage.DECIDED],
     }
+    words = [each for each in Health if each is not Health.REFUSING]  # which no transaction is
     health = Counter(each.health for each in state.joint)
     states = Counter(map(_name_state, state.joint))
-    yield families.TRANSACTIONS, [((_label(each),), health[each]) for each in Health] if is_read else []
+    yield families.TRANSACTIONS, [((_label(each),), health[each]) for each in words] if is_read else []
     labels = (*OPEN_STATES, NO_COORDINATOR, OTHER_STATE)
     yield families.TRANSACTIONS_BY_STATE, [((each,), states[each]) for each in labels] if is_read else []
     counts = [((kind,), len(joint)) for kind, joint in kinds.items()]
@@ -118,6 +120,15 @@ def _read_cluster(snapshot: Snapshot) -> Iterator[MetricReading]:
     cluster, ids = snapshot.cluster, snapshot.transactions.id_count
     is_read = cluster.status.read_ms != NEVER_MS
     yield families.BROKERS, [((), len(cluster.brokers))] if is_read else []
+    volumes = [
+        ((str(node), volume.path), volume) for node, each in cluster.volumes.items() for volume in each
+    ]
+    sizes = [(label, each.total_bytes) for label, each in volumes if each.total_bytes is not None]
+    room = [(label, each.usable_bytes) for label, each in volumes if each.usable_bytes is not None]
+    yield families.BROKER_DISK_BYTES, sizes
+    yield families.BROKER_DISK_FREE_BYTES, room
+    refusing = Counter(each.kind for each in list_refusals(snapshot))
+    yield families.REFUSING, [((kind,), refusing[kind]) for kind in ("broker", "store")] if is_read else []
     yield families.TRANSACTIONAL_IDS, [((), ids)] if snapshot.transactions.status.read_ms else []
 
 

@@ -1,19 +1,20 @@
 """The first page: health in words, the reason, and the command that mends it. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from tallystick.console import commands
 from tallystick.console.health import SEVERITY, Health
 from tallystick.console.joint import JointTransaction, find_oldest_ms
-from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot, StoreFacts
+from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot, StoreFacts, Volume
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.events import EventRow, list_last_events
 from tallystick.console.views.page import Outage, PageInfo, describe_page, list_outages
-from tallystick.console.views.texts import format_duration, pluralize
+from tallystick.console.views.refusals import NoWrites, list_refusals
+from tallystick.console.views.texts import format_bytes, format_duration, pluralize
 from tallystick.console.views.transactions import build_key, count_by_health
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 
 PROBLEMS_MAX: Final = 20
 """Problems shown one by one, the worst first; the page links to the rest."""
@@ -22,7 +23,8 @@ PROBLEMS_MAX: Final = 20
 class Problem(Value, kw_only=True):
     """Something that an operator has to look at.
 
-    key  of the transaction in a URL; empty if it is not one transaction's
+    key     of the transaction in a URL; empty if it is not one transaction's
+    prefix  of a Spark query, if the problem is the same for several of its transactions
     """
 
     health: str
@@ -30,6 +32,7 @@ class Problem(Value, kw_only=True):
     reason: str
     command: str
     key: str = ""
+    prefix: str = ""
 
 
 class StoreSummary(Value, kw_only=True):
@@ -38,6 +41,7 @@ class StoreSummary(Value, kw_only=True):
     name: str
     kind: str
     is_reachable: bool
+    takes_writes: bool
     id_count: int
     open_count: int
     age_ms: int | None
@@ -54,6 +58,7 @@ class OverviewPage(Value, kw_only=True):
     oldest_in_doubt_ms   age of the oldest two-phase transaction
     held_back_count      records that no `read_committed` reader sees yet, in all partitions
     held_back_partitions partitions with such records
+    disks                directories of brokers, with the room that is left; empty if they do not tell
     events               the last ones, newest first
     """
 
@@ -71,6 +76,7 @@ class OverviewPage(Value, kw_only=True):
     held_back_partitions: int
     id_count: int
     brokers: tuple[str, ...]
+    disks: tuple[str, ...]
     cluster_id: str | None
     features: Mapping[str, int]
     stores: tuple[StoreSummary, ...]
@@ -82,14 +88,16 @@ class OverviewPage(Value, kw_only=True):
 def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
     """Build the overview."""
     snapshot, joint = state.snapshot, state.joint
+    refusals = list_refusals(snapshot)
     problems = [
+        *map(_describe_refusal, refusals),
         *_list_read_failures(snapshot),
-        *(_describe_problem(each) for each in joint if _is_problem(each)),
+        *_describe_problems(filter(_is_problem, joint)),
     ]
     problems.sort(key=lambda problem: SEVERITY[Health(problem.health)])
     in_doubt = [each for each in joint if each.views.is_two_phase]
     offsets = snapshot.topics.offsets.values()
-    health, headline = _summarize(state, now_ms)
+    health, headline = _summarize(state, refusals, now_ms)
     statuses = _list_essential(snapshot)
     return OverviewPage(
         info=describe_page("Overview", snapshot, statuses, now_ms),
@@ -106,16 +114,21 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
         held_back_partitions=sum(each.held_back_count > 0 for each in offsets),
         id_count=snapshot.transactions.id_count,
         brokers=tuple(f"{node.id} {node.address}" for node in snapshot.cluster.brokers),
+        disks=tuple(
+            _describe_disk(node_id, volume)
+            for node_id, volumes in sorted(snapshot.cluster.volumes.items())
+            for volume in volumes
+        ),
         cluster_id=snapshot.cluster.cluster_id,
         features=snapshot.cluster.features,
-        stores=_summarize_stores(state, now_ms),
+        stores=_summarize_stores(state, refusals, now_ms),
         prefix_count=len(snapshot.pipelines.prefixes),
         group_count=len(snapshot.groups.groups),
         events=list_last_events(state.events),
     )
 
 
-def _summarize(state: ConsoleState, now_ms: int) -> tuple[Health, str]:
+def _summarize(state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int) -> tuple[Health, str]:
     """Return the worst health, and a sentence that says why [CON-11]."""
     snapshot = state.snapshot
     if state.is_first:
@@ -123,6 +136,10 @@ def _summarize(state: ConsoleState, now_ms: int) -> tuple[Health, str]:
     counts = Counter(each.health for each in state.joint)
     worst = [health for health in Health if counts[health] and health not in (Health.OK, Health.UNSETTLED)]
     texts = [_HEADLINES[health].format(pluralize(counts[health], "transaction")) for health in worst]
+    if refusals:
+        worst.insert(1 if Health.BROKEN in worst else 0, Health.REFUSING)
+        names = ", ".join(dict.fromkeys(each.subject for each in refusals))
+        texts.insert(worst.index(Health.REFUSING), f"Writes are refused by {names}.")
     outages = [_describe_outage(outage) for outage in list_outages(_list_essential(snapshot), now_ms)]
     if any(health.needs_action for health in worst):
         return worst[0], " ".join([*texts, *outages])
@@ -182,32 +199,70 @@ def _describe_problem(each: JointTransaction) -> Problem:
     )
 
 
+def _describe_problems(joint: Iterable[JointTransaction]) -> Iterator[Problem]:
+    """Describe what one command ends of a Spark query as one problem: it may be hundreds of transactions."""
+    together: dict[object, list[JointTransaction]] = {}
+    for each in joint:
+        spark = each.views.spark
+        key = (spark.prefix, each.judgement) if spark is not None and each.judgement.command else id(each)
+        together.setdefault(key, []).append(each)
+    for some in together.values():
+        problem, spark = _describe_problem(some[0]), some[0].views.spark
+        if len(some) == 1 or spark is None:
+            yield problem
+            continue
+        subject = f"{spark.prefix}, {pluralize(len(some), 'transaction')}"
+        yield replace(problem, subject=subject, key="", prefix=spark.prefix)
+
+
+def _describe_refusal(each: NoWrites) -> Problem:
+    return Problem(
+        health=Health.REFUSING.value, subject=each.subject, reason=each.reason, command=each.command
+    )
+
+
 def _list_failures(snapshot: Snapshot) -> Iterator[str]:
     """List what could not be read."""
     for status in snapshot.list_statuses():
         yield from status.failures
 
 
+def _describe_disk(node_id: int, volume: Volume) -> str:
+    if volume.failure:
+        return f"broker {node_id} {volume.path}: {volume.failure}"
+    usable, total = format_bytes(volume.usable_bytes), format_bytes(volume.total_bytes)
+    return f"broker {node_id} {volume.path}: {usable} of {total} free"
+
+
 def _list_read_failures(snapshot: Snapshot) -> Iterator[Problem]:
+    of_stores = {text: store.name for store in snapshot.stores for text in store.status.failures}
     for text in dict.fromkeys(_list_failures(snapshot)):
         yield Problem(
             health=Health.UNKNOWN.value,
-            subject="not read",
+            subject=of_stores.get(text, "not read"),
             reason=text,
-            command=commands.doctor_command(snapshot.bootstrap_servers),
+            command="" if text in of_stores else commands.doctor_command(snapshot.bootstrap_servers),
         )
 
 
-def _summarize_stores(state: ConsoleState, now_ms: int) -> tuple[StoreSummary, ...]:
+def _summarize_stores(
+    state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int
+) -> tuple[StoreSummary, ...]:
     open_counts = Counter(each.views.store.store.name for each in state.joint if each.views.store is not None)
-    return tuple(_summarize_store(store, open_counts[store.name], now_ms) for store in state.snapshot.stores)
+    refusing = frozenset(each.subject for each in refusals)
+    return tuple(
+        _summarize_store(store, open_counts[store.name], refusing, now_ms) for store in state.snapshot.stores
+    )
 
 
-def _summarize_store(store: StoreFacts, open_count: int, now_ms: int) -> StoreSummary:
+def _summarize_store(
+    store: StoreFacts, open_count: int, refusing: frozenset[str], now_ms: int
+) -> StoreSummary:
     return StoreSummary(
         name=store.name,
         kind=store.kind.value,
         is_reachable=store.status.is_complete,
+        takes_writes=store.name not in refusing,
         id_count=len(store.rows),
         open_count=open_count,
         age_ms=max(0, now_ms - store.status.read_ms) if store.status.read_ms else None,

@@ -11,7 +11,6 @@ from tallystick.console.views.texts import format_identity
 from tallystick.console.views.transactions import build_key
 from tallystick.kernel.value import Value
 from tallystick.spark.protocol.committable import Decision, JobChecksums
-from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
 
 
 class BatchView(Value, kw_only=True):
@@ -37,6 +36,7 @@ class PrefixView(Value, kw_only=True):
     is_complete    its driver has noted that every participant is committed
     offsets        the sources' offsets at the end of the last batch, as Spark's offset log has them
     undecided      open transactions of its tasks that are in no decision, as keys of URLs
+    missing        what is not read here, as a sentence; empty if nothing is
     """
 
     prefix: str
@@ -54,6 +54,7 @@ class PrefixView(Value, kw_only=True):
     batches: tuple[BatchView, ...]
     writes: tuple[BatchView, ...]
     resolve_command: str
+    missing: str = ""
 
 
 class PipelinesPage(Value, kw_only=True):
@@ -68,8 +69,19 @@ def build_pipelines(state: ConsoleState, now_ms: int) -> PipelinesPage:
     snapshot = state.snapshot
     return PipelinesPage(
         info=describe_page("Pipelines", snapshot, [snapshot.pipelines.status], now_ms),
-        prefixes=tuple(_view_prefix(state, each) for each in snapshot.pipelines.prefixes),
+        prefixes=tuple(_view_prefix(state, each) for each in _list_prefixes(state)),
     )
+
+
+def _list_prefixes(state: ConsoleState) -> list[PrefixFacts]:
+    """List the prefixes of decisions, and those of open transactions of which no decision is read here."""
+    unread = {
+        each.views.spark.prefix
+        for each in state.joint
+        if each.views.spark is not None and each.views.spark.facts is None
+    }
+    blank = [PrefixFacts(prefix=name, source="", decision=None, is_complete=False) for name in unread]
+    return sorted([*state.snapshot.pipelines.prefixes, *blank], key=lambda each: (each.prefix, each.source))
 
 
 def _view_prefix(state: ConsoleState, facts: PrefixFacts) -> PrefixView:
@@ -97,6 +109,7 @@ def _view_prefix(state: ConsoleState, facts: PrefixFacts) -> PrefixView:
         batches=() if decision is None else tuple(map(_view_batch, reversed(decision.batches))),
         writes=() if decision is None else tuple(map(_view_batch, reversed(decision.writes))),
         resolve_command=_format_resolve(state, facts, joint),
+        missing=_describe_missing(facts),
     )
 
 
@@ -132,10 +145,20 @@ def _view_participants(
     return tuple(views)
 
 
+def _describe_missing(facts: PrefixFacts) -> str:
+    if not facts.source:
+        return "It has decided nothing that is read here: it is new, or its decisions are elsewhere."
+    if not facts.is_noted_only or facts.note is None:
+        return ""
+    return (
+        "The database or lake table that has its decisions is not read here: give it as --store. Kafka has "
+        f"a note of decision {facts.note.number}: {facts.note.description}."
+    )
+
+
 def _format_resolve(state: ConsoleState, facts: PrefixFacts, joint: list[JointTransaction]) -> str:
     """Return the command that would end what the query has left; empty if nothing is open."""
-    if not joint:
+    if not joint or facts.is_noted_only or not facts.source:
         return ""
-    prefix = facts.prefix.removesuffix(DATABASE_SUFFIX)
-    store = facts.source if prefix != facts.prefix else None
-    return f"{commands.resolve_prefix_command(state.snapshot.bootstrap_servers, prefix, store)} --dry-run"
+    servers = state.snapshot.bootstrap_servers
+    return f"{commands.resolve_source_command(servers, facts.prefix, facts.source)} --dry-run"

@@ -7,6 +7,7 @@ from tallystick.console.joint import JointTransaction, find_oldest_ms
 from tallystick.console.snapshot import StoreFacts
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.refusals import NoWrites, list_refusals
 from tallystick.console.views.texts import format_identity
 from tallystick.console.views.transactions import build_key
 from tallystick.dualwrite.model import StoredState
@@ -44,13 +45,16 @@ class PreparedInServer(Value, kw_only=True):
 class StoreView(Value, kw_only=True):
     """One store. `row_count` counts all rows, `rows` holds the first ROWS_MAX.
 
-    resolve_command  ends what its dead writers have left open
+    refusal          why it takes no writes, and what to do; "" if it does
+    prefixes         of the Spark queries that decide in it
+    resolve_command  ends what its dead writers have left open; "" if it has no rows
     """
 
     name: str
     kind: str
     engine: str
     is_reachable: bool
+    refusal: str
     failures: tuple[str, ...]
     age_ms: int | None
     took_ms: int
@@ -58,6 +62,7 @@ class StoreView(Value, kw_only=True):
     open_count: int
     undecided_oldest_ms: int | None
     expired_lease_count: int
+    prefixes: tuple[str, ...]
     resolve_command: str
     rows: tuple[StoredRow, ...]
     server_prepared: tuple[PreparedInServer, ...]
@@ -74,13 +79,16 @@ def build_stores(state: ConsoleState, now_ms: int) -> StoresPage:
     """Build the page of the stores."""
     snapshot = state.snapshot
     statuses = [store.status for store in snapshot.stores]
+    refusals = list_refusals(snapshot)
     return StoresPage(
         info=describe_page("Stores", snapshot, statuses, now_ms),
-        stores=tuple(_view_store(state, store, now_ms) for store in snapshot.stores),
+        stores=tuple(_view_store(state, store, refusals, now_ms) for store in snapshot.stores),
     )
 
 
-def _view_store(state: ConsoleState, store: StoreFacts, now_ms: int) -> StoreView:
+def _view_store(
+    state: ConsoleState, store: StoreFacts, refusals: tuple[NoWrites, ...], now_ms: int
+) -> StoreView:
     joint = {
         each.views.store.row.transactional_id: each
         for each in state.joint
@@ -96,6 +104,7 @@ def _view_store(state: ConsoleState, store: StoreFacts, now_ms: int) -> StoreVie
         kind=store.kind.value,
         engine=store.engine,
         is_reachable=store.status.is_complete,
+        refusal=next((each.reason for each in refusals if each.subject == store.name), ""),
         failures=store.status.failures,
         age_ms=max(0, now_ms - store.status.read_ms) if store.status.read_ms else None,
         took_ms=store.status.took_ms,
@@ -105,9 +114,12 @@ def _view_store(state: ConsoleState, store: StoreFacts, now_ms: int) -> StoreVie
         expired_lease_count=sum(
             lease.classify(store.lease_now_ms) is LeaseState.EXPIRED for lease in store.leases
         ),
+        prefixes=tuple(each.prefix for each in store.prefixes),
         resolve_command=commands.format_command(
             servers, "transactions", "resolve", "--store", store.name, "--dry-run"
-        ),
+        )
+        if rows
+        else "",
         rows=tuple(
             _view_row(
                 row,

@@ -6,6 +6,7 @@ from typing import Final
 from tallystick.kernel.ids import ProducerIdAndEpoch
 
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - UTC, and printed without an offset
+_BYTE_UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
 _UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
 
@@ -23,6 +24,16 @@ def format_duration(ms: int | None) -> str:
         count = 0 if smaller is None else rest // smaller[0]
         return f"{whole} {unit}" if not count or smaller is None else f"{whole} {unit} {count} {smaller[1]}"
     return f"{ms} ms"
+
+
+def format_bytes(size: int | None) -> str:
+    """Return a number of bytes in its largest unit, such as `6.1 MiB`; `-` for None."""
+    if size is None:
+        return "-"
+    if size < 1024:
+        return f"{size} bytes"
+    power = min((size.bit_length() - 1) // 10, len(_BYTE_UNITS))
+    return f"{size / 1024**power:.1f} {_BYTE_UNITS[power - 1]}"
 
 
 def format_count(number: int | None) -> str:

@@ -100,10 +100,13 @@ def _list_decision_events(each: JointTransaction) -> Iterable[TimelineEvent]:
         is_done = views.spark.role is SparkRole.DECIDED and decision is not None
         yield TimelineEvent(
             lane=f"Spark {views.spark.prefix}",
-            label="decided" if is_done else "not decided",
+            label="decided" if is_done else _UNDECIDED_LABELS.get(views.spark.role, "not decided"),
             at_ms=decision.decided_ms if decision is not None and is_done else None,
             is_done=is_done,
         )
+
+
+_UNDECIDED_LABELS: Final = {SparkRole.UNREAD: "decisions not read"}
 
 
 def _list_end_events(each: JointTransaction) -> Iterable[TimelineEvent]:

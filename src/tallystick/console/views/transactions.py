@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from tallystick.console.health import Health
 from tallystick.console.joint import JointTransaction
+from tallystick.console.judge import SparkRole
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.lists import PAGE_ROWS, parse_page
 from tallystick.console.views.page import PageInfo, describe_page
@@ -174,13 +175,16 @@ def build_key(each: JointTransaction) -> str:
     return f"{STRANGER_PREFIX}{'' if writer is None else format_identity(writer)}"
 
 
+_SPARK_VERDICTS: Final = {SparkRole.DECIDED: "commit", SparkRole.UNREAD: ""}
+
+
 def _describe_finding(each: JointTransaction) -> tuple[str, str]:
     """Return the finding and the verdict of the rule that judged a transaction."""
     views = each.views
     if views.store is not None and not views.is_stranger:
         return views.store.finding.value, views.store.verdict.name.lower()
     if views.spark is not None and not views.is_stranger:
-        return views.spark.role.value, "commit" if views.spark.participant is not None else "abort"
+        return views.spark.role.value, _SPARK_VERDICTS.get(views.spark.role, "abort")
     if views.cases:
         return views.cases[0].finding.value, views.cases[0].verdict.value
     return "", ""

@@ -10,6 +10,7 @@ next version reads what this one writes; a message of a later version is refused
 
 import json
 from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
 from tallystick.kernel.ids import INT16_MAX, INT64_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
@@ -27,6 +28,7 @@ WRITES_MAX: Final = 1000
 WRITE_ID_BYTES_MAX: Final = 200
 """Low enough that all names fit into a decision."""
 
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - UTC, and printed as that
 _UINT64_MASK: Final = 2**64 - 1
 
 
@@ -180,7 +182,17 @@ class Decision(Value, kw_only=True):
 
     def __str__(self) -> str:
         subject = f"batch {self.batch_id} of query {self.query_id}" if self.batches else "no batch of a query"
-        return f"{subject}, {len(self.participants)} transactions, decided at {self.decided_ms} ms"
+        count = len(self.participants)
+        noun = "transaction" if count == 1 else "transactions"
+        return f"{subject}, {count} {noun}, decided at {_format_utc(self.decided_ms)}"
+
+
+def _format_utc(ms: int) -> str:
+    """Return a time for people; what a log holds may be one that no calendar has."""
+    try:
+        return f"{_EPOCH + timedelta(milliseconds=ms):%Y-%m-%d %H:%M:%S} UTC"
+    except OverflowError:
+        return f"{ms} ms"
 
 
 class DecisionNote(Value, kw_only=True):

@@ -55,10 +55,12 @@ def _list_prefix(each: PrefixView) -> Iterator[Block]:
     yield field("Query", each.query_id)
     yield field("Last batch", f"{batch}, decided {write_time(each.decided_ms)}")
     yield field("Decision", f"number {each.decision_number}" if each.decision_number else None)
-    yield field("Completed", "yes" if each.is_complete else "not noted yet")
+    yield field("Completed", None if each.missing else "yes" if each.is_complete else "not noted yet")
     yield field("Mode", each.mode)
     yield field("Decisions in", each.source)
     yield field("Offsets", each.offsets)
+    if each.missing:
+        yield Paragraph((say(each.missing),), None, 4)
     if each.resolve_command:
         yield Command(each.resolve_command, Anchor(name=f"{name} resolve", command=each.resolve_command))
     if each.participants:
