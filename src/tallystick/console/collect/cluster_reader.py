@@ -1,13 +1,14 @@
 """Reads the cluster itself, and the offsets of its topics."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Final, Protocol
 
 from tallystick.admin import log_dirs
 from tallystick.admin.admin_call import AdminCall, Answers
 from tallystick.admin.aio import Admin
 from tallystick.admin.log_dirs import BrokerDirectory
 from tallystick.admin.topics import EARLIEST, LATEST
-from tallystick.client.errors import ClientError
+from tallystick.client.errors import ClientError, NotAuthorized, NotSupported
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
 from tallystick.client.offsets import OffsetAndTimestamp
@@ -18,11 +19,51 @@ from tallystick.kernel.ids import TopicPartition
 Found = Mapping[TopicPartition, OffsetAndTimestamp | None]
 
 
+ROOM_LIMIT_MS: Final = 1_000
+"""A broker that takes longer is left for the next reading: what is left of its disk delays nothing else."""
+
+
+class DescribeDirectories(Protocol):
+    """Asks brokers for their directories; None: all of them."""
+
+    async def __call__(
+        self, brokers: Collection[int] | None, *, sizes: bool
+    ) -> Answers[int, tuple[BrokerDirectory, ...]]: ...
+
+
+class RoomReader:
+    """Reads the room of brokers. What one does not tell in time stays as it was last told."""
+
+    def __init__(self, describe: DescribeDirectories) -> None:
+        self._describe = describe
+        self._volumes: Mapping[int, tuple[Volume, ...]] = {}
+
+    async def read(self) -> Mapping[int, tuple[Volume, ...]]:
+        """Return the volumes of brokers by their ids, without those that do not tell this user."""
+        try:
+            answers = await self._describe(None, sizes=False)
+            volumes = {node_id: tuple(map(_to_volume, each)) for node_id, each in answers.found.items()}
+            full = [node_id for node_id, some in volumes.items() if any(each.is_full for each in some)]
+            if full:  # and then it is worth the while to say of what
+                sized = await self._describe(full, sizes=True)
+                volumes |= {node_id: tuple(map(_to_volume, each)) for node_id, each in sized.found.items()}
+        except ClientError:  # what keeps brokers from being listed is said of the cluster
+            return self._volumes
+        silent = {
+            node_id: self._volumes[node_id]
+            for node_id, failure in answers.failures.items()
+            if node_id in self._volumes and not isinstance(failure, NotAuthorized | NotSupported)
+        }
+        self._volumes = {**silent, **volumes}
+        return self._volumes
+
+
 class ClusterReader:
     """Reads over one Admin, and a cluster for what it does not ask; their owner closes them."""
 
-    def __init__(self, admin: Admin, cluster: Cluster, limit_ms: int) -> None:
-        self._admin, self._cluster, self._limit_ms = admin, cluster, limit_ms
+    def __init__(self, admin: Admin, cluster: Cluster) -> None:
+        self._admin, self._cluster = admin, cluster
+        self._room = RoomReader(self._describe_directories)
 
     async def read_cluster(self) -> ClusterFacts:
         """Read brokers and features. Raises: ClientError if no broker answers."""
@@ -39,23 +80,13 @@ class ClusterReader:
             controller=cluster.controller,
             brokers=cluster.brokers,
             features=features,
-            volumes=await self._read_volumes(),
+            volumes=await self._room.read(),
         )
 
-    async def _read_volumes(self) -> Mapping[int, tuple[Volume, ...]]:
-        """Read the room of brokers; a broker that does not tell, or not this user, is left out."""
-        answers = await self._describe_directories(None, sizes=False)
-        volumes = {node_id: tuple(map(_to_volume, found)) for node_id, found in answers.found.items()}
-        full = [node_id for node_id, found in volumes.items() if any(each.is_full for each in found)]
-        if full:  # and then it is worth the while to say of what
-            sized = await self._describe_directories(full, sizes=True)
-            volumes |= {node_id: tuple(map(_to_volume, found)) for node_id, found in sized.found.items()}
-        return volumes
-
     async def _describe_directories(
-        self, brokers: list[int] | None, *, sizes: bool
+        self, brokers: Collection[int] | None, *, sizes: bool
     ) -> Answers[int, tuple[BrokerDirectory, ...]]:
-        deadline = self._cluster.start_deadline("the limit of a reading", self._limit_ms)
+        deadline = self._cluster.start_deadline("the limit of a look at disks", ROOM_LIMIT_MS)
         return await log_dirs.describe(AdminCall(self._cluster, deadline), brokers, sizes=sizes)
 
     async def read_topics(self) -> TopicFacts:

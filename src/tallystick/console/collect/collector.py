@@ -142,7 +142,7 @@ class Collector:
 
     def _list_parts(self) -> list[Part]:
         config, paces = self._config, self._config.paces
-        cluster = ClusterReader(self._admin, self._cluster, paces.cluster.limit_ms)
+        cluster = ClusterReader(self._admin, self._cluster)
         decisions = DecisionReader(self._cluster, config.decision_topics, paces.decisions.limit_ms)
         parts = [
             Part(
