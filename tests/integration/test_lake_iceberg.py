@@ -406,6 +406,13 @@ def test_a_catalog_that_is_not_configured(tmp_path: Path, monkeypatch: pytest.Mo
         table.read_definition()
 
 
+def test_a_catalog_that_cannot_be_reached(tmp_path: Path) -> None:
+    settings = {"type": "sql", "uri": f"sqlite:///{tmp_path}/nowhere/catalog.db"}
+    table = IcebergLakeTable(parse_table_url("iceberg:lake.flights.rows"), settings)
+    with pytest.raises(BadConfig, match=r"(?s)unable to open database file.*\(OperationalError\)"):
+        table.read_definition()
+
+
 def test_a_catalog_that_the_environment_configures(
     place: IcebergPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,12 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import (
-    CommitFailedException,
-    NoSuchNamespaceError,
-    NoSuchTableError,
-    NotInstalledError,
-)
+from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -190,10 +185,11 @@ class IcebergLakeTable:
         try:
             if self._catalog is None:
                 self._catalog = load_catalog(self._catalog_name, **self._properties)
-        except (ValueError, NotInstalledError, ImportError) as exc:
+        except Exception as exc:  # of pyiceberg, and of the client of this kind of catalog
             name = self._catalog_name.upper()
             raise BadConfig(
-                f"table {self._url}: pyiceberg cannot open the catalog {self._catalog_name}: {exc}. "
+                f"table {self._url}: pyiceberg cannot open the catalog {self._catalog_name}: {exc} "
+                f"({type(exc).__name__}). "
                 f"Configure it in .pyiceberg.yaml, with PYICEBERG_CATALOG__{name}__URI and its like, or with "
                 "storage options"
             ) from exc

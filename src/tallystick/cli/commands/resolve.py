@@ -125,6 +125,8 @@ def resolve_command(
 @contextmanager
 def _open_store(url: str, schema: str | None, allowed: Collection[str]) -> Iterator[Store[Any]]:
     """Open the store of `--store`; its errors name the option."""
+    if url.startswith("iceberg:"):
+        raise BadConfig("--store: an Iceberg table has decisions of Spark queries; give the --prefix of one")
     if (schema is not None or allowed) and url.partition(":")[0] in OTHER_KINDS:
         raise BadConfig("--schema, --allow-unsafe-durability: for SQL databases alone")
     with ExitStack() as stack:
