@@ -233,12 +233,12 @@ OPTIONS: Final = (
     ),
     Option(
         name="checkpointLocation",
-        values="folder",
+        values="location",
         sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
         queries=_STREAM,
-        doc="The query's checkpoint, if it is a folder on the driver's host. A source notes in it where it "
-        "began, so that a repeated first batch begins there again. Spark passes the option to a sink, "
-        "but not to a source or to `foreach_batch`.",
+        doc="The query's checkpoint: a folder or a URL of any file system that Spark has; under Connect a "
+        "folder on the server's host. A source notes in it where it began, so that a repeated first batch "
+        "begins there again. Spark passes the option to a sink, but not to a source or to `foreach_batch`.",
     ),
     Option(
         name="resume.from.prefix",
