@@ -14,6 +14,7 @@ _EXTRAS: Final = {
     "deltalake": "delta",
     "django": "django",
     "fastavro": "schemas",
+    "google": "schemas",
     "jinja2": "console",
     "jwt": "security",
     "kazoo": "zookeeper",

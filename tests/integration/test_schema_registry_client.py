@@ -5,10 +5,16 @@ import sys
 from collections.abc import Iterator
 
 import httpx
+import pyarrow as pa
 import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import message_factory
 
 from tallystick._lazy import MissingLibrary
 from tallystick.schemas.avro import AvroDecoder
+from tallystick.schemas.columns import build_decoder
 from tallystick.schemas.model import (
     ColumnFormat,
     RegistryUnavailable,
@@ -18,7 +24,8 @@ from tallystick.schemas.model import (
 )
 from tallystick.schemas.registry import Registry, get_registry
 from tallystick.testing import SchemaRegistry
-from tallystick.testing.schema_registry import BODY_BYTES_MAX
+from tallystick.testing.proto_files import compile_proto, read_descriptor
+from tallystick.testing.schema_registry import BODY_BYTES_MAX, RegistryState
 
 pytestmark = pytest.mark.server
 
@@ -73,12 +80,61 @@ def test_what_the_registry_does_not_know_is_told_from_what_it_does_not_say(
         client.find_latest("t-value")
 
 
-def test_a_schema_of_another_type_is_no_avro(
+POINT = 'syntax = "proto3"; package demo; message Point { int32 x = 1; }'
+ORDER = 'syntax = "proto3"; import "demo/point.proto"; message Order { demo.Point at = 1; }'
+
+
+def test_protobuf_is_found_as_descriptors_with_what_it_imports(
     client: Registry, tallystick_schema_registry: SchemaRegistry
 ) -> None:
-    tallystick_schema_registry.register("p-value", 'syntax = "proto3";', "PROTOBUF")
-    with pytest.raises(SchemaError, match="schema 1 is of type PROTOBUF, and not AVRO or JSON"):
+    registry = tallystick_schema_registry
+    registry.register("points", POINT, "PROTOBUF")
+    line = 'syntax = "proto3"; import "demo/point.proto"; message Line { demo.Point from = 1; }'
+    registry.register("lines", line, "PROTOBUF", {"demo/point.proto": "points"})
+    both = ORDER.replace("message", 'import "line.proto"; message').replace("; }", "; Line line = 2; }")
+    references = {"demo/point.proto": "points", "line.proto": "lines"}
+    schema_id = registry.register("t-value", both, "PROTOBUF", references)
+    schema = client.find_latest("t-value")
+    assert (schema.schema_id, schema.format) == (schema_id, ColumnFormat.PROTOBUF)
+    assert schema.reference_names == ("demo/point.proto", "line.proto")
+    decoder = build_decoder(schema, client.find_schema)
+    assert str(decoder.type) == "struct<at: struct<x: int32>, line: struct<from: struct<x: int32>>>"
+    assert client.find_schema(schema_id) == schema
+    assert client.look_up("points", POINT, ColumnFormat.PROTOBUF) == client.find_schema(1)
+    assert client.register("more", POINT, ColumnFormat.PROTOBUF) == client.find_schema(1)
+    with pytest.raises(UnknownSchema):
+        client.look_up("points", ORDER, ColumnFormat.PROTOBUF)
+
+
+def test_confluents_serializer_registers_descriptors_and_what_they_import(
+    client: Registry, tallystick_schema_registry: SchemaRegistry
+) -> None:
+    point = read_descriptor(compile_proto(POINT, {}), "demo/point.proto")
+    order = read_descriptor(compile_proto(ORDER, {"demo/point.proto": POINT}), "order.proto")
+    order_class = message_factory.GetMessages([point, order])["Order"]
+    with SchemaRegistryClient({"url": tallystick_schema_registry.url}) as theirs:
+        serialize = ProtobufSerializer(order_class, theirs)
+        data = serialize(order_class(at={"x": 5}), SerializationContext("t", MessageField.VALUE))
+    schema = client.find_latest("t-value")
+    decoded = build_decoder(schema, client.find_schema).decode(pa.array([data]))
+    assert decoded.array.to_pylist() == [{"at": {"x": 5}}]
+
+
+def test_a_registry_that_has_no_descriptors_is_said(
+    client: Registry, tallystick_schema_registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tallystick_schema_registry.register("p-value", POINT, "PROTOBUF")
+    monkeypatch.setattr("tallystick.testing.proto_files.shutil.which", lambda *_, **__: None)
+    with pytest.raises(SchemaError, match="answered 501 about schema 1 with format=serialized") as info:
         client.find_schema(1)
+    assert not isinstance(info.value, RegistryUnavailable)
+    # As a registry does that does not know the parameter.
+    answer = RegistryState.answer
+    monkeypatch.setattr(
+        RegistryState, "answer", lambda self, *arguments, serialized: answer(self, *arguments)
+    )
+    with pytest.raises(SchemaError, match=r"not the descriptor.*syntax.*format=serialized"):
+        build_decoder(client.find_schema(1), client.find_schema)
 
 
 def test_references_are_followed_those_that_refer_to_others_too(

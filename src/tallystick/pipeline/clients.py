@@ -12,9 +12,7 @@ from tallystick.pipeline.definition import (
     OutputDefinition,
     SourceDefinition,
     TableSink,
-    TopicFormat,
     TopicSink,
-    ValueFormat,
 )
 from tallystick.spark.options.format_options import REGISTRY_PREFIX, parse_format_options
 from tallystick.spark.options.option_table import QueryType
@@ -48,17 +46,18 @@ def build_source_options(
         {"subscribePattern": source.pattern} if source.pattern else {"subscribe": ",".join(source.topics)}
     )
     settings = {f"kafka.{name}": text for name, text in settings_of_role("consumer", client).items()}
-    avro: dict[str, str] = {}
-    if source.format is ValueFormat.AVRO:
+    formats: dict[str, str] = {}
+    if source.format.is_registered:
         settings_of_registry = {n: t for n, t in registry.items() if n != _AUTO_REGISTER}
         dead_letter = source.malformed is OnMalformed.DEAD_LETTER
-        avro = {
-            "value.format": "avro",
+        formats = {
+            "value.format": source.format.value,
             "onMalformed": "null" if dead_letter else "fail",
             **({} if source.schema is None else {"value.schema": source.schema}),
+            **({} if source.message is None else {"value.message": source.message}),
             **build_registry_options(settings_of_registry),
         }
-    return {**settings, **topics, "startingOffsets": source.starting, **avro, **source.options}
+    return {**settings, **topics, "startingOffsets": source.starting, **formats, **source.options}
 
 
 def build_sink_options(
@@ -108,12 +107,7 @@ def _find_problems(definition: Definition, client: Mapping[str, str]) -> Iterato
 
 
 def _find_format_problems(definition: Definition, output: OutputDefinition) -> Iterator[str]:
-    avro_sinks = [
-        sink
-        for sink in output.sinks
-        if isinstance(sink, TopicSink) and TopicFormat.AVRO in (sink.format, sink.key_format)
-    ]
-    if avro_sinks:
+    if any(isinstance(sink, TopicSink) and sink.has_schemas for sink in output.sinks):
         problems: list[str] = []
         options = {**build_registry_options(definition.schema_registry), "value.format": "avro"}
         parse_format_options(options, problems)

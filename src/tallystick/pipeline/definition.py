@@ -59,6 +59,12 @@ class ValueFormat(StrEnum):
     STRING = "string"  # UTF-8 text, in column `value`
     BYTES = "bytes"  # unchanged, in column `value`
     AVRO = "avro"  # Avro with a schema registry's prefix; the fields are the columns
+    PROTOBUF = "protobuf"  # Protobuf, likewise
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether a registry has the schema."""
+        return self in (ValueFormat.AVRO, ValueFormat.PROTOBUF)
 
 
 class TopicFormat(StrEnum):
@@ -66,6 +72,7 @@ class TopicFormat(StrEnum):
 
     PLAIN = "plain"  # strings or bytes, as the expression has them
     AVRO = "avro"  # Avro with a schema registry's prefix
+    PROTOBUF = "protobuf"  # Protobuf, likewise
 
 
 class OnMalformed(StrEnum):
@@ -101,7 +108,8 @@ class SourceDefinition(Value, kw_only=True, rename="kebab"):
 
     topics       topic names; empty if `pattern` selects them
     starting     start of a new checkpoint: "earliest", "latest" or the source's JSON of offsets
-    schema       Spark DDL of the value's fields, for JSON; the reader's schema, for Avro
+    schema       Spark DDL of the value's fields, for JSON; the reader's schema, for Avro and Protobuf
+    message      the Protobuf message that the values are; None for the schema's first one
     dead_letter  topic for malformed values
     options      further options of the `tallystick` source, such as `maxOffsetsPerTrigger`
     """
@@ -112,6 +120,7 @@ class SourceDefinition(Value, kw_only=True, rename="kebab"):
     starting: str = "earliest"
     format: ValueFormat = ValueFormat.JSON
     schema: str | None = None
+    message: str | None = None
     malformed: OnMalformed = OnMalformed.FAIL
     dead_letter: str | None = None
     watermark: Watermark | None = None
@@ -140,9 +149,10 @@ class TopicSink(Value, kw_only=True, rename="kebab"):
     """A sink that writes rows as records of one topic.
 
     key         SQL expression for the record's key; None for no key
-    value       SQL expression for the record's value; None for the whole row, as JSON unless `format` is Avro
-    schema      Avro schema of the values, which must be registered; None for the subject's latest version
-    key_schema  the same of the keys
+    value       SQL expression for the record's value; None for the whole row, as JSON if `format` is plain
+    schema      schema of the values, which must be registered; None for the subject's latest version
+    message     the Protobuf message that the values are; None for the schema's first one
+    key_schema, key_message  the same of the keys
     """
 
     topic: str
@@ -150,8 +160,15 @@ class TopicSink(Value, kw_only=True, rename="kebab"):
     value: str | None = None
     format: TopicFormat = TopicFormat.PLAIN
     schema: str | None = None
+    message: str | None = None
     key_format: TopicFormat = TopicFormat.PLAIN
     key_schema: str | None = None
+    key_message: str | None = None
+
+    @property
+    def has_schemas(self) -> bool:
+        """Whether a registry's schema encodes its keys or values."""
+        return any(each is not TopicFormat.PLAIN for each in (self.format, self.key_format))
 
 
 class TableSink(Value, kw_only=True, rename="kebab"):

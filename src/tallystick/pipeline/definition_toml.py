@@ -169,8 +169,12 @@ def _parse_source(name: str, table: TomlTable) -> SourceDefinition:
         table.report("topics", 'give either topics = ["..."] or pattern = "..."')
     if source.format is ValueFormat.JSON and "schema" not in table:
         table.report("schema", 'is missing: the fields of the JSON, like "id BIGINT, what STRING"')
-    if source.format not in (ValueFormat.JSON, ValueFormat.AVRO) and source.schema is not None:
-        table.report("schema", f"is for json and avro; with {source.format} there is one column, `value`")
+    has_schema = source.format is ValueFormat.JSON or source.format.is_registered
+    if source.schema is not None and not has_schema:
+        why = f"is for json, avro and protobuf; with {source.format} there is one column, `value`"
+        table.report("schema", why)
+    if source.message is not None and source.format is not ValueFormat.PROTOBUF:
+        table.report("message", 'goes with format = "protobuf"')
     _check_topic(table, "dead-letter", source.dead_letter or "")
     if (source.malformed is OnMalformed.DEAD_LETTER) != (source.dead_letter is not None):
         table.report("dead-letter", 'a topic goes with malformed = "dead-letter", and the other way round')
@@ -220,9 +224,12 @@ def _parse_sink(table: TomlTable) -> SinkDefinition:
         topic_sink = table.read(TopicSink)
         _check_topic(table, "topic", topic_sink.topic)
         for key, kind in (("schema", topic_sink.format), ("key-schema", topic_sink.key_format)):
-            if key in table and kind is not TopicFormat.AVRO:
-                table.report(key, f'goes with {key.replace("schema", "format")} = "avro"')
-        if topic_sink.key_format is TopicFormat.AVRO and topic_sink.key is None:
+            if key in table and kind is TopicFormat.PLAIN:
+                table.report(key, f'goes with {key.replace("schema", "format")} = "avro" or "protobuf"')
+        for key, kind in (("message", topic_sink.format), ("key-message", topic_sink.key_format)):
+            if key in table and kind is not TopicFormat.PROTOBUF:
+                table.report(key, f'goes with {key.replace("message", "format")} = "protobuf"')
+        if topic_sink.key_format is not TopicFormat.PLAIN and topic_sink.key is None:
             table.report("key-format", "has no key to encode")
         return topic_sink
     table_sink = table.read(TableSink)

@@ -35,7 +35,7 @@ def encode_sinks(
     """
     return tuple(
         _encode_sink(spark, definition, output, number)
-        if isinstance(sink, TopicSink) and TopicFormat.AVRO in (sink.format, sink.key_format)
+        if isinstance(sink, TopicSink) and sink.has_schemas
         else sink
         for number, sink in enumerate(output.sinks)
     )
@@ -70,10 +70,13 @@ def _encode_sink(
 
 
 def _list_fields(sink: TopicSink) -> Iterator[FieldFormat]:
-    if sink.key_format is TopicFormat.AVRO:
-        yield FieldFormat(field="key", format=ColumnFormat.AVRO, schema=sink.key_schema)
-    if sink.format is TopicFormat.AVRO:
-        yield FieldFormat(field="value", format=ColumnFormat.AVRO, schema=sink.schema)
+    for field, topic_format, schema, message in (
+        ("key", sink.key_format, sink.key_schema, sink.key_message),
+        ("value", sink.format, sink.schema, sink.message),
+    ):
+        if topic_format is not TopicFormat.PLAIN:
+            column_format = ColumnFormat(topic_format.value)
+            yield FieldFormat(field=field, format=column_format, schema=schema, message=message)
 
 
 def _build_place(definition: Definition, output: OutputDefinition, sink: TopicSink) -> SchemaPlace:

@@ -12,7 +12,6 @@ from tallystick.pipeline.definition import (
     SourceDefinition,
     TopicFormat,
     TopicSink,
-    ValueFormat,
     checkpoint_location,
 )
 
@@ -71,7 +70,7 @@ def _source_line(source: SourceDefinition) -> str:
     malformed = ""
     if source.malformed is OnMalformed.DEAD_LETTER:
         malformed = f"; what does not fit the schema goes to {source.dead_letter}, in the same decision"
-    elif source.schema is not None or source.format is ValueFormat.AVRO:
+    elif source.schema is not None or source.format.is_registered:
         malformed = "; a value that does not fit the schema stops the query"
     watermark_text = ""
     if source.watermark is not None:
@@ -100,9 +99,9 @@ def _output_lines(definition: Definition, output: OutputDefinition) -> Iterator[
 def _sink_text(sink: SinkDefinition) -> str:
     if isinstance(sink, TopicSink):
         key = "no key" if sink.key is None else f"key {sink.key}"
-        whole_row = "the row" if sink.format is TopicFormat.AVRO else "the row as JSON"
-        key += " as avro" if sink.key_format is TopicFormat.AVRO else ""
-        encoding = " as avro" if sink.format is TopicFormat.AVRO else ""
+        whole_row = "the row as JSON" if sink.format is TopicFormat.PLAIN else "the row"
+        key += "" if sink.key_format is TopicFormat.PLAIN else f" as {sink.key_format}"
+        encoding = "" if sink.format is TopicFormat.PLAIN else f" as {sink.format}"
         return f"topic {sink.topic} ({key}, value {sink.value or whole_row}{encoding})"
     return f"table {sink.table} ({sink.write})"
 

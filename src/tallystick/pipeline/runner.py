@@ -72,6 +72,8 @@ class Running:
                 check_checkpoints(definition)
             self._spark = spark or _start_session(stack, definition)
             register(self._spark)
+            if how.on_new_prefix is NewPrefix.REFUSE:
+                check_checkpoints(definition)  # those that only Spark can read
             declare_views(self._spark, definition, self.client)
             stack.callback(self._stop_queries)
             for output in definition.outputs:
@@ -198,9 +200,9 @@ def check_checkpoints(definition: Definition) -> None:
     """Check that no output's checkpoint belongs to another prefix [PIP-2].
 
     Decisions are kept under the pipeline's name and offsets in its checkpoint, and neither is meaningful
-    without the other: under another prefix a decided batch would be repeated. In a checkpoint on a local file
-    system the sink notes where its batches are decided, and refuses any other place (`spark.checkpoint`).
-    Here all outputs are checked at once, without the cluster and before anything is started.
+    without the other: under another prefix a decided batch would be repeated. In a checkpoint the sink notes
+    where its batches are decided, and refuses any other place (`spark.checkpoint`).
+    Here all outputs are checked at once, before anything is started if their checkpoints are local.
 
     Raises: BadConfig listing all that do; BadCheckpoint, OSError.
     """
@@ -212,9 +214,9 @@ def check_checkpoints(definition: Definition) -> None:
         # Notes of earlier versions lack the place of the decisions.
         if noted not in (None, prefix, definition.prefix_of(output)):
             problems.append(
-                f"checkpoint: {find_local_folder(checkpoint)} belongs to {noted!r}, and this pipeline is "
-                f"{prefix!r}: rows that were decided there would be written again here. Nothing was read. "
-                "Use the old name, or another checkpoint; to continue under the new name, add "
+                f"checkpoint: {find_local_folder(checkpoint) or checkpoint} belongs to {noted!r}, and this "
+                f"pipeline is {prefix!r}: rows that were decided there would be written again here. Nothing "
+                "was read. Use the old name, or another checkpoint; to continue under the new name, add "
                 "--on-new-prefix adopt"
             )
     if problems:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 
 MAGIC: Final = 0
 PREFIX_BYTES: Final = 5
@@ -39,6 +39,11 @@ class ColumnFormat(StrEnum):
     STRING = "string"  # UTF-8
     AVRO = "avro"  # Avro with the registry's prefix
     JSON = "json"  # JSON with the registry's prefix, as a JSON Schema says
+    PROTOBUF = "protobuf"  # a Protobuf message with the registry's prefix and the message's place in its file
+
+
+SCHEMA_FORMATS: Final = (ColumnFormat.AVRO, ColumnFormat.JSON, ColumnFormat.PROTOBUF)
+"""Formats whose schemas a registry has."""
 
 
 class SubjectStrategy(StrEnum):
@@ -71,6 +76,7 @@ class FieldFormat(Value, kw_only=True):
     field     "key" or "value"
     schema    the reader's schema of a source, the writer's of a sink; None for the subject's latest version
     subject   instead of the one that the strategy gives
+    message   full name of the Protobuf message; None for the first one of the schema
     """
 
     field: str
@@ -78,11 +84,12 @@ class FieldFormat(Value, kw_only=True):
     schema: str | None = None
     subject: str | None = None
     strategy: SubjectStrategy = SubjectStrategy.TOPIC_NAME
+    message: str | None = None
 
     @property
     def has_schema(self) -> bool:
         """Whether a registry is needed."""
-        return self.format in (ColumnFormat.AVRO, ColumnFormat.JSON)
+        return self.format in SCHEMA_FORMATS
 
     def find_subject(self, topic: str | None, record_name: str | None) -> str:
         """Return the subject of the field's schema.
@@ -101,8 +108,9 @@ class FieldFormat(Value, kw_only=True):
             )
         if record_name is None and self.strategy is not SubjectStrategy.TOPIC_NAME:
             raise SchemaError(
-                f"{self.field}.schema or {self.field}.subject: required by {self.strategy}, which takes the "
-                "name of the record from the schema"
+                f"{self.field}.{'message' if self.format is ColumnFormat.PROTOBUF else 'schema'} or "
+                f"{self.field}.subject: required by {self.strategy}, which takes the name of the record "
+                "from it"
             )
         return self.strategy.build_subject(topic or "", self.field, record_name or "")
 
@@ -110,14 +118,19 @@ class FieldFormat(Value, kw_only=True):
 class ResolvedSchema(Value):
     """A schema as the registry has it, or as a query's options give it.
 
-    schema_id   its id; None for the reader's schema of a source, which needs none
-    references  the schemas that it refers to, each after those it refers to itself
+    text             of Protobuf the base64 of its file's descriptor
+    schema_id        its id; None for the reader's schema of a source, which needs none
+    references       the schemas that it refers to, each after those it refers to itself
+    reference_names  the names under which a Protobuf schema imports them
+    message          full name of the message that a column holds; None for the first one of the schema
     """
 
     text: str
     schema_id: int | None = None
     references: tuple[str, ...] = ()
     format: ColumnFormat = ColumnFormat.AVRO
+    reference_names: tuple[str, ...] = ()
+    message: str | None = None
 
 
 def check_format(schema: ResolvedSchema, field: FieldFormat) -> None:
@@ -127,6 +140,12 @@ def check_format(schema: ResolvedSchema, field: FieldFormat) -> None:
             f"schema {schema.schema_id} is of format {schema.format}, and {field.field}.format is "
             f"{field.format}"
         )
+
+
+def name_message(schema: ResolvedSchema, field: FieldFormat) -> ResolvedSchema:
+    """Return a schema of the field's format, with the message that the field holds. Raises: SchemaError."""
+    check_format(schema, field)
+    return schema if field.message is None else replace(schema, message=field.message)
 
 
 def build_prefix(schema_id: int) -> bytes:

@@ -19,7 +19,7 @@ from tallystick.schemas.model import (
 
 T = TypeVar("T")
 
-_TYPES: Final = {ColumnFormat.AVRO: "AVRO", ColumnFormat.JSON: "JSON"}
+_TYPES: Final = {ColumnFormat.AVRO: "AVRO", ColumnFormat.JSON: "JSON", ColumnFormat.PROTOBUF: "PROTOBUF"}
 _FORMATS: Final = {name: column_format for column_format, name in _TYPES.items()}
 # The client waits without a limit unless it is told one.
 _DEFAULTS: Final = {"timeout": "30"}
@@ -32,6 +32,8 @@ _NUMBERS: Final = (
     "timeout",
 )
 _REFERENCES_MAX: Final = 500
+_SERIALIZED: Final = "serialized"
+"""The format in which a registry answers with the descriptor of a Protobuf file, in place of its text."""
 
 
 class Registry:
@@ -50,11 +52,13 @@ class Registry:
         try:
             values = {name: float(text) if name in _NUMBERS else text for name, text in texts.items()}
             self._client = self._module.SchemaRegistryClient(values)
+            # The client caches schemas by id, whatever format they were asked for in.
+            self._descriptor_client = self._module.SchemaRegistryClient(values)
         except (TypeError, ValueError, OSError) as exc:
             raise SchemaError(f"schema.registry.*: {exc}") from exc
 
     def find_schema(self, schema_id: int) -> ResolvedSchema:
-        """Return the schema of an id. Raises: UnknownSchema; SchemaError for Protobuf."""
+        """Return the schema of an id. Raises: UnknownSchema; SchemaError."""
         schema = self._ask(f"schema {schema_id}", lambda: self._client.get_schema(schema_id))
         return self._resolve(schema, schema_id)
 
@@ -70,16 +74,23 @@ class Registry:
         answer = self._ask(
             f"this schema under subject {subject!r}", lambda: self._client.lookup_schema(subject, schema)
         )
-        return ResolvedSchema(text, answer.schema_id, format=column_format)
+        return self._build(text, answer.schema_id, column_format)
 
     def register(self, subject: str, text: str, column_format: ColumnFormat) -> ResolvedSchema:
         """Register a schema under a subject, unless it is there. Raises: SchemaError if it is refused."""
         schema = self._module.Schema(text, _TYPES[column_format])
         schema_id = self._ask(f"subject {subject!r}", lambda: self._client.register_schema(subject, schema))
-        return ResolvedSchema(text, schema_id, format=column_format)
+        return self._build(text, schema_id, column_format)
 
     def close(self) -> None:
         self._client.close()
+        self._descriptor_client.close()
+
+    def _build(self, text: str, schema_id: int, column_format: ColumnFormat) -> ResolvedSchema:
+        """Return a registered schema; the text of a Protobuf file gives way to its descriptor."""
+        if column_format is ColumnFormat.PROTOBUF:
+            return self.find_schema(schema_id)
+        return ResolvedSchema(text, schema_id, format=column_format)
 
     def _resolve(self, schema: Any, schema_id: int) -> ResolvedSchema:
         column_format = _FORMATS.get(schema.schema_type or "AVRO")
@@ -87,23 +98,46 @@ class Registry:
             raise SchemaError(
                 f"schema {schema_id} is of type {schema.schema_type}, and not {' or '.join(_FORMATS)}"
             )
-        references: dict[str, None] = {}
+        if column_format is ColumnFormat.PROTOBUF:
+            return self._resolve_protobuf(schema_id)
+        references: dict[str, str] = {}
         self._collect_references(schema, references, set())
         return ResolvedSchema(schema.schema_str, schema_id, tuple(references), column_format)
 
-    def _collect_references(self, schema: Any, texts: dict[str, None], visits: set[tuple[str, int]]) -> None:
+    def _resolve_protobuf(self, schema_id: int) -> ResolvedSchema:
+        schema = self._ask(
+            f"schema {schema_id} with format={_SERIALIZED}",
+            lambda: self._descriptor_client.get_schema(schema_id, fmt=_SERIALIZED),
+        )
+        references: dict[str, str] = {}
+        self._collect_references(schema, references, set(), _SERIALIZED)
+        return ResolvedSchema(
+            schema.schema_str,
+            schema_id,
+            tuple(references.values()),
+            ColumnFormat.PROTOBUF,
+            reference_names=tuple(references),
+        )
+
+    def _collect_references(
+        self, schema: Any, texts: dict[str, str], visits: set[tuple[str, str, int]], fmt: str | None = None
+    ) -> None:
+        """Collect the schemas that one refers to: Protobuf's by the names of their files, others by text."""
+        client = self._client if fmt is None else self._descriptor_client
         for reference in schema.references or ():
-            if (reference.subject, reference.version) in visits:
+            visit = ("" if fmt is None else reference.name, reference.subject, reference.version)
+            if visit in visits:
                 continue
-            visits.add((reference.subject, reference.version))
+            visits.add(visit)
             if len(visits) > _REFERENCES_MAX:
                 raise SchemaError(f"a schema refers to more than {_REFERENCES_MAX} others")
             answer = self._ask(
                 f"version {reference.version} of subject {reference.subject!r}",
-                lambda at=reference: self._client.get_version(at.subject, at.version, True),  # type: ignore[misc]
+                lambda at=reference: client.get_version(at.subject, at.version, True, fmt),  # type: ignore[misc]
             )
-            self._collect_references(answer.schema, texts, visits)
-            texts[answer.schema.schema_str] = None
+            self._collect_references(answer.schema, texts, visits, fmt)
+            text = answer.schema.schema_str
+            texts[text if fmt is None else reference.name] = text
 
     def _ask(self, subject: str, call: Callable[[], T]) -> T:
         try:
@@ -113,7 +147,7 @@ class Registry:
             text += str(exc.error_message)
             if exc.http_status_code == 404:
                 raise UnknownSchema(text) from exc
-            error = SchemaError if exc.http_status_code in (409, 422) else RegistryUnavailable
+            error = SchemaError if exc.http_status_code in (409, 422, 501) else RegistryUnavailable
             raise error(text) from exc
         except Exception as exc:  # the client raises those of its HTTP library
             text = f"the schema registry at {self._url} cannot be asked about {subject}"

@@ -1,4 +1,4 @@
-"""Access to a query's checkpoint, if it is a folder that this process can see, and to our own files in it.
+"""Access to a query's checkpoint and to our own files in it, wherever this process can reach it.
 
     metadata                 Spark's: the query's id
     offsets/N                Spark's: the sources' offsets at the end of batch N
@@ -11,10 +11,13 @@ If the first batch is repeated, Spark asks a source for its start offsets again,
 another place. Spark's own Kafka source keeps them in the checkpoint (`KafkaMicroBatchStream
 .getOrCreateInitialPartitionOffsets`). A Python source does not know the checkpoint's location, so it is an
 option.
+
+On a local disk, files are read here. Anywhere else, and where Hadoop's default file system is another one,
+they go through Spark's own file system (`spark.files`, docs/adr/0070). A process that has no way to it, such
+as one of Spark Connect's, knows nothing of the checkpoint.
 """
 
 import json
-import os
 import re
 from collections.abc import Callable
 from hashlib import sha256
@@ -22,6 +25,9 @@ from pathlib import Path
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
+from tallystick.spark import files as spark_files
+from tallystick.spark.files import served
+from tallystick.spark.files.folder import CheckpointFiles, LocalFiles
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.decide import DecisionLocation, NewCheckpoint, QueryStart
 from tallystick.spark.protocol.offsets import OffsetJson
@@ -29,12 +35,14 @@ from tallystick.spark.protocol.offsets import OffsetJson
 _LOCAL_URI: Final = re.compile("file:(?://(?:localhost)?(?=/))?(/(?:[^/].*)?)")
 _SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
 _OWN_FOLDER: Final = "tallystick"
+_START_FILE: Final = re.compile(r"start-.*\.json")
+_LOCATION_FILE: Final = f"{_OWN_FOLDER}/decisions.json"
 _HEADER_LINES: Final = 2
 """Number of lines before the offsets: the log's version, and the batch's settings (Spark's OffsetSeqLog)."""
 
 
 class BadCheckpoint(TallystickError):
-    """The checkpoint is not a folder that this process can use. Nothing was begun."""
+    """The checkpoint is no place that this process can use. Nothing was begun."""
 
 
 def find_local_folder(location: str) -> Path | None:
@@ -47,25 +55,46 @@ def find_local_folder(location: str) -> Path | None:
     return None if _SCHEME.match(location) else Path(location)
 
 
+def open_checkpoint(location: str | None) -> CheckpointFiles | None:
+    """Return the files of a checkpoint; None if this process cannot reach them."""
+    if location is None:
+        return None
+    folder = find_local_folder(location)
+    if folder is not None and location.startswith("file:"):
+        return LocalFiles(folder)
+    system = spark_files.hadoop.find_session_files() or served.find_served_files()
+    if folder is not None and (system is None or system.default_is_local):
+        return LocalFiles(folder)
+    return None if system is None else system.open(location)
+
+
 def read_query_id(location: str | None) -> str | None:
-    """Return the query's id; None if it cannot be read."""
-    folder = None if location is None else find_local_folder(location)
-    if folder is None:
+    """Return the query's id; None if the query has not begun, or its checkpoint is out of reach.
+
+    Raises: BadCheckpoint if Spark's file system fails. A query whose id is not known would be refused later:
+        by its first task, and when it has fenced the owner of the prefix.
+    """
+    files = open_checkpoint(location)
+    if files is None:
         return None
     try:
-        query_id = json.loads((folder / "metadata").read_text())["id"]
-    except (OSError, ValueError, KeyError, TypeError):
+        query_id = json.loads(files.read("metadata"))["id"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        if isinstance(exc, OSError) and not isinstance(files, LocalFiles):
+            raise _cannot_read(files, "metadata", exc) from exc
         return None
     return query_id if isinstance(query_id, str) else None
 
 
 def read_end_offsets(location: str | None, batch_id: int) -> str | None:
     """Return the sources' offsets at the end of a batch, a line for each source; None if unreadable."""
-    folder = None if location is None else find_local_folder(location)
-    if folder is None:
+    files = open_checkpoint(location)
+    if files is None:
         return None
     try:
-        lines = (folder / "offsets" / str(batch_id)).read_text().splitlines()
+        lines = files.read(f"offsets/{batch_id}").splitlines()
     except (OSError, ValueError):
         return None
     return "\n".join(lines[_HEADER_LINES:]) or None
@@ -78,13 +107,16 @@ def read_query_start(options: SinkOptions, query_id: str | None = None) -> Query
         query_id: the query's id, if it is known already.
     """
     location = options.checkpoint
-    folder = None if location is None else find_local_folder(location)
+    if options.on_new_checkpoint is not NewCheckpoint.RESUME:
+        return None
+    files = open_checkpoint(location)
     query_id = query_id or read_query_id(location)
-    if options.on_new_checkpoint is not NewCheckpoint.RESUME or folder is None or query_id is None:
+    if files is None or query_id is None:
         return None
     try:
-        starts = [path.read_text() for path in sorted((folder / _OWN_FOLDER).glob("start-*.json"))]
-        keeps_state = (folder / "state").exists()
+        names = [name for name in files.list_names(_OWN_FOLDER) if _START_FILE.fullmatch(name)]
+        starts = [files.read(f"{_OWN_FOLDER}/{name}") for name in names]
+        keeps_state = files.exists("state")
     except (OSError, ValueError):
         return None
     ends = read_end_offsets(location, 0) or ""
@@ -101,28 +133,23 @@ def read_decision_location(location: str | None) -> DecisionLocation | None:
 
     Raises: BadCheckpoint.
     """
-    path = _find_location_file(location)
-    if path is None:
+    files = open_checkpoint(location)
+    if files is None:
         return None
     try:
-        note = json.loads(path.read_text())
+        note = json.loads(files.read(_LOCATION_FILE))
         return DecisionLocation(prefix=str(note["prefix"]), location=str(note["place"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise BadCheckpoint(f"{path} cannot be read: {exc!r}. Nothing was begun") from exc
+        raise _cannot_read(files, _LOCATION_FILE, exc) from exc
 
 
 def write_decision_location(location: str | None, home: DecisionLocation) -> None:
-    """Note the location of the decisions, if the checkpoint is a query's folder. Raises: BadCheckpoint."""
-    path = _find_location_file(location)
-    if path is not None and (path.parent.parent / "metadata").is_file():
-        _write_atomically(path, json.dumps({"prefix": home.prefix, "place": home.location}))
-
-
-def _find_location_file(location: str | None) -> Path | None:
-    folder = None if location is None else find_local_folder(location)
-    return None if folder is None else folder / _OWN_FOLDER / "decisions.json"
+    """Note the location of the decisions, if the checkpoint is a query's. Raises: BadCheckpoint."""
+    files = open_checkpoint(location)
+    if files is not None and _is_checkpoint(files):
+        _write(files, _LOCATION_FILE, json.dumps({"prefix": home.prefix, "place": home.location}))
 
 
 def keep_start_offsets(location: str, source: str, find: Callable[[], OffsetJson]) -> OffsetJson:
@@ -135,21 +162,22 @@ def keep_start_offsets(location: str, source: str, find: Callable[[], OffsetJson
         find: computes the start offsets of a new query.
     Raises: BadCheckpoint; the errors of `find`.
     """
-    folder = find_local_folder(location)
-    if folder is None or not (folder / "metadata").is_file():
+    files = open_checkpoint(location)
+    if files is None or not _is_checkpoint(files):
         raise BadCheckpoint(
             f"checkpointLocation of the source: {location} does not look like this query's checkpoint "
-            "folder from this process. Nothing was begun. Give the source the folder that the query "
-            "has, if it is on the driver's host; otherwise remove this option and resume.from.prefix"
+            "folder from this process. Nothing was begun. Give the source the location that the query "
+            "has; with Spark Connect it has to be a folder on the server's host. Otherwise remove this "
+            "option and resume.from.prefix"
         )
-    path = folder / _OWN_FOLDER / f"start-{sha256(source.encode()).hexdigest()[:16]}.json"
+    name = f"{_OWN_FOLDER}/start-{sha256(source.encode()).hexdigest()[:16]}.json"
     try:
-        offsets: OffsetJson = json.loads(path.read_text())
+        offsets: OffsetJson = json.loads(files.read(name))
     except FileNotFoundError:
         offsets = find()
-        _write_atomically(path, json.dumps(offsets))
+        _write(files, name, json.dumps(offsets))
     except (OSError, ValueError) as exc:
-        raise BadCheckpoint(f"{path} cannot be read: {exc}. Nothing was begun") from exc
+        raise _cannot_read(files, name, exc) from exc
     return offsets
 
 
@@ -165,31 +193,35 @@ def keep_schema_id(
         create: the folder is the checkpoint, even if the query has not begun.
     Raises: BadCheckpoint; the errors of `find`.
     """
-    folder = None if location is None else find_local_folder(location)
-    if folder is None or not (create or (folder / "metadata").is_file()):
+    files = open_checkpoint(location)
+    if files is None or not (create or _is_checkpoint(files)):
         return find()
-    path = folder / _OWN_FOLDER / f"schema-{sha256(subject.encode()).hexdigest()[:16]}.json"
+    name = f"{_OWN_FOLDER}/schema-{sha256(subject.encode()).hexdigest()[:16]}.json"
     try:
-        note = json.loads(path.read_text())
+        note = json.loads(files.read(name))
         return int(note["id"])
     except FileNotFoundError:
         schema_id = find()
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_atomically(path, json.dumps({"subject": subject, "id": schema_id}))
+        _write(files, name, json.dumps({"subject": subject, "id": schema_id}))
         return schema_id
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise BadCheckpoint(f"{path} cannot be read: {exc!r}. Nothing was begun") from exc
+        raise _cannot_read(files, name, exc) from exc
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    """Write a file atomically and durably: a crash leaves all of it or nothing."""
+def _is_checkpoint(files: CheckpointFiles) -> bool:
     try:
-        path.parent.mkdir(exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")
-        with draft.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        return files.exists("metadata")
     except OSError as exc:
-        raise BadCheckpoint(f"{path} cannot be written: {exc}. Nothing was begun") from exc
+        raise _cannot_read(files, "metadata", exc) from exc
+
+
+def _write(files: CheckpointFiles, name: str, text: str) -> None:
+    """Write a file atomically and durably. Raises: BadCheckpoint."""
+    try:
+        files.write(name, text)
+    except OSError as exc:
+        raise BadCheckpoint(f"{files}/{name} cannot be written: {exc}. Nothing was begun") from exc
+
+
+def _cannot_read(files: CheckpointFiles, name: str, error: Exception) -> BadCheckpoint:
+    return BadCheckpoint(f"{files}/{name} cannot be read: {error!r}. Nothing was begun")

@@ -1,7 +1,8 @@
 """Spark data source `format("tallystick")`: the entry point of Spark's readers and writers.
 
-Spark pickles this class by reference, so every Python worker must be able to import tallystick. An instance
-has only the options: Spark makes a new one for each call, on the driver and in workers.
+Spark pickles this class by reference, and the subclass that `register` makes by value, so every Python worker
+must be able to import tallystick. An instance has only the options: Spark makes a new one for each call, in
+workers of the driver.
 
 Readers and writers are imported on demand: Spark starts a process for each call, and each process imports
 this module. The keys of options arrive in lower case. Names of the hooks' arguments are part of Spark's
@@ -33,6 +34,7 @@ from pyspark.sql.types import (
 )
 
 from tallystick.spark import sink, source
+from tallystick.spark.files.served import FilesAddress, use_served_files
 from tallystick.spark.options.source_options import parse_source_options
 from tallystick.spark.runtime.versions import SparkFeature, check_feature
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
@@ -67,7 +69,13 @@ def build_spark_schema(*, headers: bool, types: Mapping[str, DataType] = Mapping
 
 
 class KafkaDataSource(DataSource):
-    """Kafka's records as rows, and rows as Kafka's records."""
+    """Kafka's records as rows, and rows as Kafka's records.
+
+    Attributes: files_address: where the driver's Python serves checkpoints; None where it does not, as under
+        Connect.
+    """
+
+    files_address: FilesAddress | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -90,6 +98,7 @@ class KafkaDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 -- Spark's name
         check_feature(SparkFeature.STREAM_READ, pyspark.__version__)
+        use_served_files(self.files_address)  # not the reader's, which goes to the tasks
         reader = source.stream_reader.StreamReader(self.options, schema=schema)
         freeze_loaded_modules()
         return reader
@@ -100,4 +109,5 @@ class KafkaDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         check_feature(SparkFeature.STREAM_WRITE, pyspark.__version__)
+        use_served_files(self.files_address)
         return sink.writers.create_stream_writer(self.options, schema, overwrite)

@@ -11,6 +11,10 @@ schemas by id, compatibility levels and checks. Avro's compatibility is decided 
 that is installed; other types, and references between schemas, are stored without any check. Deletion,
 contexts, modes, exporters and data contracts are not there, and are answered with 404 or 405.
 
+A Protobuf schema is a .proto file, or the base64 of its descriptor, which confluent-kafka registers. Asked
+for `format=serialized`, the registry compiles a file with `protoc`, if there is one. Confluent's makes a file
+of a descriptor, too; here it stays what it was registered as.
+
 Source: Confluent Platform 8, Schema Registry API reference.
 """
 
@@ -19,9 +23,10 @@ import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Final, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from tallystick import _lazy
+from tallystick.testing.proto_files import RegistryRefusal, compile_proto
 
 SCHEMAS_MAX: Final = 10_000
 """Maximum number of schemas; the next one is refused with 507."""
@@ -38,14 +43,6 @@ _SOCKET_TIMEOUT_S: Final = 30.0
 Answer = tuple[int, object]
 
 
-class RegistryRefusal(Exception):
-    """An answer with an error code of the registry's API."""
-
-    def __init__(self, status: int, code: int, message: str) -> None:
-        super().__init__(status, code, message)
-        self.status, self.code, self.message = status, code, message
-
-
 class RegistryState:
     """Subjects, versions and schemas, and what is answered about them. For one thread at a time."""
 
@@ -55,12 +52,35 @@ class RegistryState:
         self._levels: dict[str, str] = {}
         self._global_level = "BACKWARD"
 
-    def answer(self, method: str, path: str, body: Mapping[str, Any]) -> Answer:
+    def answer(self, method: str, path: str, body: Mapping[str, Any], *, serialized: bool = False) -> Answer:
         """Return the status and the JSON of an answer.
 
         Args:
             path: without its query, still quoted.
+            serialized: Protobuf is answered as the base64 of its file's descriptor.
         """
+        status, answer = self._answer(method, path, body)
+        if serialized and isinstance(answer, dict) and answer.get("schemaType") == "PROTOBUF":
+            try:
+                return status, {**answer, "schema": self._compile(answer)}
+            except RegistryRefusal as refusal:
+                return refusal.status, {"error_code": refusal.code, "message": refusal.message}
+        return status, answer
+
+    def _compile(self, schema: Mapping[str, Any]) -> str:
+        files: dict[str, str] = {}
+        self._collect_files(schema, files)
+        return compile_proto(schema["schema"], files)
+
+    def _collect_files(self, schema: Mapping[str, Any], files: dict[str, str]) -> None:
+        for reference in schema.get("references", ()):
+            if reference["name"] not in files:
+                at = self._find_version(reference["subject"], str(reference["version"]))
+                imported = self._describe(reference["subject"], at)
+                files[reference["name"]] = imported["schema"]
+                self._collect_files(imported, files)
+
+    def _answer(self, method: str, path: str, body: Mapping[str, Any]) -> Answer:
         parts = [unquote(part) for part in path.strip("/").split("/")]
         try:
             match method, parts:
@@ -243,21 +263,43 @@ class SchemaRegistry:
         """Answer every request with this HTTP status and nothing else; None ends that."""
         self._failure_status = status
 
-    def register(self, subject: str, schema: str, schema_type: str = "AVRO") -> int:
-        """Register a schema under a subject, and return its id. Raises: ValueError with the refusal."""
+    def register(
+        self,
+        subject: str,
+        schema: str,
+        schema_type: str = "AVRO",
+        references: Mapping[str, str] | None = None,
+    ) -> int:
+        """Register a schema under a subject, and return its id.
+
+        Args:
+            references: the names that the schema imports, or has for its types, and the subjects whose latest
+                versions they are.
+        Raises: ValueError with the refusal.
+        """
         path = f"/subjects/{subject}/versions"
-        status, answer = self._handle("POST", path, {"schema": schema, "schemaType": schema_type})
+        body: dict[str, Any] = {"schema": schema, "schemaType": schema_type}
+        if references:
+            body["references"] = [
+                {"name": name, "subject": at, "version": self._count_versions(at)}
+                for name, at in references.items()
+            ]
+        status, answer = self._handle("POST", path, body)
         if status != 200 or not isinstance(answer, dict):
             raise ValueError(f"{subject}: {answer}")
         schema_id: int = answer["id"]
         return schema_id
 
-    def _handle(self, method: str, path: str, body: Mapping[str, Any]) -> Answer:
+    def _count_versions(self, subject: str) -> int:
+        _, versions = self._handle("GET", f"/subjects/{subject}/versions", {})
+        return len(versions) if isinstance(versions, list) else 0
+
+    def _handle(self, method: str, path: str, body: Mapping[str, Any], *, serialized: bool = False) -> Answer:
         with self._lock:
             self.request_count += 1
             if self._failure_status is not None:
                 return self._failure_status, {"error_code": self._failure_status, "message": "set by a test"}
-            return self.state.answer(method, path, body)
+            return self.state.answer(method, path, body, serialized=serialized)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -269,7 +311,7 @@ class SchemaRegistry:
 class _RequestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.0"  # a connection for each request, so that none outlives the registry
     timeout = _SOCKET_TIMEOUT_S
-    handle_request: ClassVar[Callable[[str, str, Mapping[str, Any]], Answer]]
+    handle_request: ClassVar[Callable[..., Answer]]
 
     def do_GET(self) -> None:
         self._answer({})
@@ -296,7 +338,9 @@ class _RequestHandler(BaseHTTPRequestHandler):
             self._send(400, {"error_code": 400, "message": "the body is no JSON object"})
 
     def _answer(self, body: Mapping[str, Any]) -> None:
-        self._send(*type(self).handle_request(self.command, urlsplit(self.path).path, body))
+        url = urlsplit(self.path)
+        serialized = parse_qs(url.query).get("format") == ["serialized"]
+        self._send(*type(self).handle_request(self.command, url.path, body, serialized=serialized))
 
     def _send(self, status: int, answer: object) -> None:
         data = json.dumps(answer).encode()

@@ -51,14 +51,21 @@ def test_what_is_given_is_taken() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"value_format": "xml"}, "value.format: 'xml' is not one of bytes, string, avro, json"),
+        ({"value_format": "xml"}, "value.format: 'xml' is not one of bytes, string, avro, json, protobuf"),
         ({"value_format": "avro"}, "schema.registry.url: required by a format with schemas"),
         ({"key_format": "avro", "schema_registry_url": "r:1"}, "schema.registry.url: must be http://..."),
         ({"schema_registry_url": "http://r"}, "schema.registry.url: has an effect with"),
-        ({"value_schema": "long"}, "value.schema: has an effect with value.format avro or json alone"),
+        (
+            {"value_schema": "long"},
+            "value.schema: has an effect with value.format avro, json or protobuf alone",
+        ),
         (
             {"key_format": "string", "key_subject": "s"},
-            "key.subject: has an effect with key.format avro or json",
+            "key.subject: has an effect with key.format avro, json or protobuf",
+        ),
+        (
+            {"value_format": "avro", "value_message": "demo.Order"},
+            "value.message: has an effect with value.format protobuf alone",
         ),
         ({"onmalformed": "null"}, "onMalformed: has an effect with"),
         ({"auto_register_schemas": "yes"}, "auto.register.schemas: 'yes' is not true or false"),

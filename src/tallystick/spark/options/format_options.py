@@ -77,7 +77,7 @@ def parse_format_options(texts: Mapping[str, str], problems: list[str]) -> Forma
         problems += find_registry_problems(registry)
     elif registry:
         problems.append(
-            "schema.registry.url: has an effect with key.format or value.format avro or json alone"
+            "schema.registry.url: has an effect with key.format or value.format avro, json or protobuf alone"
         )
     if "onmalformed" in texts and not options.fields:
         problems.append("onMalformed: has an effect with key.format or value.format alone")
@@ -90,6 +90,7 @@ def _parse_field(texts: Mapping[str, str], field: str, problems: list[str]) -> F
         field=field,
         format=kind,
         schema=texts.get(f"{field}.schema"),
+        message=texts.get(f"{field}.message"),
         subject=texts.get(f"{field}.subject"),
         strategy=_parse_choice(
             texts,
@@ -101,10 +102,12 @@ def _parse_field(texts: Mapping[str, str], field: str, problems: list[str]) -> F
     )
     if not result.has_schema:
         problems += [
-            f"{name}: has an effect with {field}.format avro or json alone"
+            f"{name}: has an effect with {field}.format avro, json or protobuf alone"
             for name in (f"{field}.schema", f"{field}.subject", f"{field}.subject.strategy")
             if name in texts
         ]
+    if result.message is not None and kind is not ColumnFormat.PROTOBUF:
+        problems.append(f"{field}.message: has an effect with {field}.format protobuf alone")
     return result
 
 

@@ -65,19 +65,26 @@ def _build_format_options(field: str) -> tuple[Option, ...]:
     return (
         Option(
             name=f"{field}.format",
-            values="`bytes`, `string`, `avro`, `json`",
+            values="`bytes`, `string`, `avro`, `json`, `protobuf`",
             default="`bytes`",
             sides=sides,
             doc=f"How the {field} is encoded. A source's column has the type of the format, and a sink's "
-            "column must fit it. `avro` and `json` (JSON Schema) need `schema.registry.url`.",
+            "column must fit it. `avro`, `json` (JSON Schema) and `protobuf` need `schema.registry.url`.",
         ),
         Option(
             name=f"{field}.schema",
-            values="Avro schema as JSON, or JSON Schema",
+            values="Avro schema as JSON, JSON Schema, or .proto file",
             default="the subject's latest version",
             sides=sides,
             doc="The reader's schema of a source, which decides its columns; the writer's of a sink, which "
-            "must be registered.",
+            "must be registered. A .proto file must be registered for a source, too.",
+        ),
+        Option(
+            name=f"{field}.message",
+            values="full name",
+            default="the schema's first message",
+            sides=sides,
+            doc="The Protobuf message that the column holds, like `demo.Order`.",
         ),
         Option(
             name=f"{field}.subject",
@@ -226,12 +233,12 @@ OPTIONS: Final = (
     ),
     Option(
         name="checkpointLocation",
-        values="folder",
+        values="location",
         sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
         queries=_STREAM,
-        doc="The query's checkpoint, if it is a folder on the driver's host. A source notes in it where it "
-        "began, so that a repeated first batch begins there again. Spark passes the option to a sink, "
-        "but not to a source or to `foreach_batch`.",
+        doc="The query's checkpoint: a folder or a URL of any file system that Spark has; under Connect a "
+        "folder on the server's host. A source notes in it where it began, so that a repeated first batch "
+        "begins there again. Spark passes the option to a sink, but not to a source or to `foreach_batch`.",
     ),
     Option(
         name="resume.from.prefix",

@@ -14,7 +14,7 @@ from pyspark.sql.types import (
 )
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.schemas.model import ColumnFormat
+from tallystick.schemas.model import SCHEMA_FORMATS
 from tallystick.spark.options.format_options import FIELDS
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
@@ -40,8 +40,7 @@ def parse_checked_options(
     except BadConfig as exc:
         problems += str(exc).splitlines()
     texts = {name.lower(): text for name, text in raw_options.items()}
-    formats = (ColumnFormat.AVRO, ColumnFormat.JSON)
-    schema_columns = {name for name in FIELDS if texts.get(f"{name}.format", "").strip() in formats}
+    schema_columns = {name for name in FIELDS if texts.get(f"{name}.format", "").strip() in SCHEMA_FORMATS}
     problems += _find_schema_problems(schema, texts.get("topic"), schema_columns)
     if problems or options is None:
         raise BadConfig("\n".join(problems))

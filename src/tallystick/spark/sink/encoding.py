@@ -25,12 +25,13 @@ from tallystick.schemas.columns import (
     find_writing_problems,
 )
 from tallystick.schemas.model import (
+    ColumnFormat,
     FieldFormat,
     ResolvedSchema,
     SchemaError,
     UnknownSchema,
     build_record_name,
-    check_format,
+    name_message,
 )
 from tallystick.schemas.registry import get_registry
 from tallystick.spark.checkpoint import keep_schema_id
@@ -101,12 +102,13 @@ def resolve_writer(place: SchemaPlace, field: FieldFormat, data_type: DataType) 
 def _find_writer(place: SchemaPlace, field: FieldFormat, column_type: pa.DataType | None) -> ResolvedSchema:
     registry = get_registry(place.formats.registry)
     if field.schema is not None:
-        record_name = find_record_name(ResolvedSchema(field.schema, format=field.format))
+        record_name = field.message
+        if field.format is not ColumnFormat.PROTOBUF:
+            record_name = find_record_name(ResolvedSchema(field.schema, format=field.format))
         subject = field.find_subject(place.topic, record_name)
-        if place.formats.auto_register:
-            return registry.register(subject, field.schema, field.format)
-        return registry.look_up(subject, field.schema, field.format)
-    subject = field.find_subject(place.topic, None)
+        find = registry.register if place.formats.auto_register else registry.look_up
+        return name_message(find(subject, field.schema, field.format), field)
+    subject = field.find_subject(place.topic, field.message)
 
     def find_id() -> int:
         try:
@@ -124,8 +126,7 @@ def _find_writer(place: SchemaPlace, field: FieldFormat, column_type: pa.DataTyp
             ) from exc
 
     writer = registry.find_schema(keep_schema_id(place.checkpoint, subject, find_id, create=place.create))
-    check_format(writer, field)
-    return writer
+    return name_message(writer, field)
 
 
 def require_id(schema: ResolvedSchema) -> int:
@@ -189,7 +190,7 @@ def register_serializer(
     formats = parse_format_options({name.lower(): text for name, text in options.items()}, problems)
     format_of_field = formats.key if field == "key" else formats.value
     if not format_of_field.has_schema:
-        problems.append(f"{field}.format: must be avro or json")
+        problems.append(f"{field}.format: must be avro, json or protobuf")
     if problems:
         raise BadConfig("\n".join(problems))
     writer = _find_writer(SchemaPlace(formats=formats, topic=topic), format_of_field, None)

@@ -25,7 +25,7 @@ from tallystick.schemas.model import (
     FieldFormat,
     ResolvedSchema,
     SchemaError,
-    check_format,
+    name_message,
 )
 from tallystick.schemas.registry import get_registry
 from tallystick.spark.options.format_options import FormatOptions
@@ -109,13 +109,19 @@ def _build_column_types(decoding: RecordDecoding) -> dict[str, DataType]:
 
 
 def _resolve_reader(field: FieldFormat, options: SourceOptions) -> ResolvedSchema:
-    if field.schema is not None:
+    registry = get_registry(options.formats.registry)
+    if field.schema is not None and field.format is not ColumnFormat.PROTOBUF:
         reader = ResolvedSchema(field.schema, format=field.format)
     else:
-        subject = field.find_subject(_find_only_topic(options), None)
-        reader = get_registry(options.formats.registry).find_latest(subject)
-    check_format(reader, field)
-    build_decoder(reader, get_registry(options.formats.registry).find_schema)
+        subject = field.find_subject(_find_only_topic(options), field.message)
+        # The text of a .proto file is no use without a compiler: the registry has its descriptor.
+        reader = (
+            registry.find_latest(subject)
+            if field.schema is None
+            else registry.look_up(subject, field.schema, field.format)
+        )
+    reader = name_message(reader, field)
+    build_decoder(reader, registry.find_schema)
     return reader
 
 

@@ -1,0 +1,157 @@
+"""Files that the driver's Python serves to its workers: the same as in the folder, and nothing else."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tallystick.kernel.value import replace
+from tallystick.spark import checkpoint
+from tallystick.spark.files import hadoop
+from tallystick.spark.files.folder import CheckpointFiles, LocalFiles
+from tallystick.spark.files.served import (
+    FilesAddress,
+    ServedSystem,
+    find_served_files,
+    serve,
+    use_served_files,
+)
+from tallystick.spark.protocol.decide import DecisionLocation
+
+pytestmark = pytest.mark.server
+
+
+class Folders:
+    """Stands for Spark's file systems: `far:/a` is a folder."""
+
+    def __init__(self, folder: Path, *, default_is_local: bool = True) -> None:
+        self.folder, self.default_is_local = folder, default_is_local
+
+    def open(self, location: str) -> CheckpointFiles:
+        if "broken" in location:
+            raise RuntimeError("the name node is away")
+        return LocalFiles(self.folder / location.removeprefix("far:/"))
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> FilesAddress:
+    return serve(Folders(tmp_path))
+
+
+@pytest.fixture
+def worker(address: FilesAddress, monkeypatch: pytest.MonkeyPatch) -> Iterator[FilesAddress]:
+    """Without a session of its own, as a worker is."""
+    monkeypatch.setattr(hadoop, "find_session_files", lambda: None)
+    use_served_files(address)
+    yield address
+    use_served_files(None)
+
+
+def ask(address: FilesAddress, line: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", address.port), 10) as connection:
+        connection.sendall(line + b"\n")
+        with connection.makefile("rb") as lines:
+            return lines.readline()
+
+
+def request(address: FilesAddress, **changes: Any) -> bytes:
+    whole = {"token": address.token, "method": "read", "location": "far:/a", "name": "metadata", "text": ""}
+    return json.dumps({**whole, **changes}).encode()
+
+
+def test_files_are_those_of_the_folder(address: FilesAddress, tmp_path: Path) -> None:
+    files = ServedSystem(address).open("far:/a")
+    assert files.list_names("tallystick") == []
+    assert not files.exists("metadata")
+    with pytest.raises(FileNotFoundError):
+        files.read("metadata")
+    files.write("tallystick/b-1.json", "ä\n")
+    assert files.read("tallystick/b-1.json") == "ä\n"
+    assert (tmp_path / "a" / "tallystick" / "b-1.json").read_text() == "ä\n"
+    assert files.list_names("tallystick") == ["b-1.json"]
+    with pytest.raises(OSError, match="the name node is away"):
+        ServedSystem(address).open("far:/broken").read("metadata")
+
+
+def test_the_last_session_is_served_at_one_address(address: FilesAddress, tmp_path: Path) -> None:
+    (tmp_path / "other" / "a").mkdir(parents=True)
+    (tmp_path / "other" / "a" / "metadata").write_text("other")
+    again = serve(Folders(tmp_path / "other", default_is_local=False))
+    assert replace(again, default_is_local=True) == address
+    assert ServedSystem(address).open("far:/a").read("metadata") == "other"
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "tallystick/../x.json", "offsets/x", "commits/0", ""]
+)
+def test_only_files_of_a_checkpoint_may_be_named(address: FilesAddress, name: str) -> None:
+    for method in ("read", "write", "exists", "list_names"):
+        answer = json.loads(ask(address, request(address, method=method, name=name)))
+        assert "is no file of a checkpoint" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"token": ""}, {"token": "x" * 64}, {"token": None}, {"token": "ä"}, {"token": ["a"]}]
+)
+def test_without_the_token_there_is_no_answer(address: FilesAddress, tmp_path: Path, changes: Any) -> None:
+    assert ask(address, request(address, method="write", text="x", **changes)) == b""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("line", [b"", b"{}", b"[]", b"null", b"GET / HTTP/1.1", b"\xff"])
+def test_what_is_no_request_has_no_answer(address: FilesAddress, line: bytes) -> None:
+    assert ask(address, line) == b""
+
+
+def test_an_unknown_method_is_said(address: FilesAddress) -> None:
+    assert "no method 'delete'" in ask(address, request(address, method="delete")).decode()
+
+
+def test_the_token_is_not_printed(address: FilesAddress) -> None:
+    assert address.token not in repr(address)
+    assert str(address.port) in repr(address)
+
+
+def test_a_checkpoint_of_another_scheme_is_the_drivers(worker: FilesAddress, tmp_path: Path) -> None:
+    """[SPK-29] [SPK-30] Every note is where the checkpoint is."""
+    (tmp_path / "a" / "offsets").mkdir(parents=True)
+    (tmp_path / "a" / "metadata").write_text('{"id": "q"}')
+    (tmp_path / "a" / "offsets" / "3").write_text("v1\n{}\n{}")
+    assert checkpoint.read_query_id("far:/a") == "q"
+    assert checkpoint.read_end_offsets("far:/a", 3) == "{}"
+    assert checkpoint.read_decision_location("far:/a") is None
+    home = DecisionLocation(prefix="p", location="topic")
+    checkpoint.write_decision_location("far:/a", home)
+    assert checkpoint.read_decision_location("far:/a") == home
+    assert [checkpoint.keep_schema_id("far:/a", "s", lambda: 7), 7] == [7, 7]
+    assert checkpoint.keep_schema_id("far:/a", "s", lambda: 8) == 7
+    assert checkpoint.read_query_id("far:/new") is None
+    assert checkpoint.read_query_id(str(tmp_path / "a")) == "q"
+    with pytest.raises(checkpoint.BadCheckpoint, match="name node is away"):
+        checkpoint.read_query_id("far:/broken")
+
+
+def test_without_a_scheme_the_default_file_system_decides(worker: FilesAddress, tmp_path: Path) -> None:
+    assert type(checkpoint.open_checkpoint("/data")) is LocalFiles
+    use_served_files(replace(worker, default_is_local=False))
+    assert type(checkpoint.open_checkpoint("/data")) is not LocalFiles
+    assert type(checkpoint.open_checkpoint(f"file:{tmp_path}")) is LocalFiles
+
+
+def test_a_worker_of_a_session_that_serves_nothing_reaches_no_far_checkpoint(worker: FilesAddress) -> None:
+    """As with Spark Connect."""
+    use_served_files(None)
+    assert find_served_files() is None
+    assert checkpoint.open_checkpoint("far:/a") is None
+    assert checkpoint.read_query_id("far:/a") is None
+
+
+def test_a_driver_that_is_gone_is_said(worker: FilesAddress) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    use_served_files(replace(worker, port=port))
+    with pytest.raises(checkpoint.BadCheckpoint, match="refused"):
+        checkpoint.read_query_id("far:/a")
