@@ -88,12 +88,33 @@ def test_what_is_in_no_decision_is_aborted(query: Query) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
-    [(), ("--retire", "--store", "sqlite://"), ("--prefix", "p", "--schema", "s")],
+    [
+        (),
+        ("--retire", "--store", "sqlite://"),
+        ("--prefix", "p", "--schema", "s"),
+        ("--decisions", "t"),
+        ("--decisions", "t", "--store", "sqlite://"),
+    ],
 )
 def test_it_is_told_one_place_to_look(query: Query, given: tuple[str, ...]) -> None:
     done = run(query, *given)
     assert done.returncode == 2
     assert "--prefix" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_topic_of_decisions_that_does_not_exist_is_refused(query: Query) -> None:
+    """[SPK-21] Under a mistyped name no decision would be found, and what is decided would be aborted."""
+    query.decisions = "of.its.own"
+    query.decide_and_die()
+    mistyped = run(query, "--prefix", query.prefix, "--decisions", "mistyped", "--yes")
+    assert (mistyped.returncode, "no topic 'mistyped'" in mistyped.stderr) == (2, True)
+    both = run(query, "--prefix", query.prefix, "--decisions", "of.its.own", "--store", "sqlite://", "--yes")
+    assert (both.returncode, "the store decides" in both.stderr) == (2, True)
+    assert len(query.open_ids()) == 2
+    code, rows = resolve(query, "--decisions", "of.its.own", "--yes")
+    assert (code, [result for _, result in rows]) == (0, ["", "committed", "committed"])
+    assert query.committed() == 22
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from tallystick.console.judge import (
     judge,
     needs_judgement,
 )
-from tallystick.console.snapshot import PrefixFacts, Snapshot, StoreFacts
+from tallystick.console.snapshot import NEVER_MS, PrefixFacts, Snapshot, StoreFacts
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.rules.recovery import VERDICTS, ClusterHalf, compare_halves, to_txn_state
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
@@ -115,6 +115,7 @@ def join_views(
             judgement=judge(views, seen_ms - since_ms, snapshot.bootstrap_servers, limits),
             held_back_count=sum(held_back.get(key, 0) for key in keys),
         )
+        each = _withhold(each, snapshot)
         joint.append(_confirm(each, _list_readings(views, snapshot), suspects))
     joint.sort(key=lambda each: (SEVERITY[each.health], each.views.started_ms or 0))
     return tuple(joint)
@@ -124,6 +125,22 @@ def _find_seen_ms(snapshot: Snapshot) -> int:
     """Return the time for which transactions are judged: nothing is known of how they are in an outage."""
     status = snapshot.transactions.status
     return status.read_ms if status.is_away else snapshot.at_ms
+
+
+def _withhold(each: JointTransaction, snapshot: Snapshot) -> JointTransaction:
+    """Weaken ORPHAN to UNKNOWN while a store or the decisions that may name it have never been read."""
+    if each.health is not Health.ORPHAN:
+        return each
+    unread = [store.name for store in snapshot.stores if store.status.read_ms == NEVER_MS]
+    if snapshot.pipelines.status.read_ms == NEVER_MS:
+        unread.append("the topics of decisions")
+    if not unread:
+        return each
+    names = ", ".join(unread)
+    reason = (
+        f"It may be prepared, and never times out. Its decision may be in what was not read yet: {names}."
+    )
+    return replace(each, judgement=Judgement(Health.UNKNOWN, reason))
 
 
 def _confirm(

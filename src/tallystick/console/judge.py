@@ -287,12 +287,15 @@ def _judge_unread_spark(
     if stage_ms <= limits.limit_ms or not views.is_two_phase:
         return _judge_alone(views, stage_ms, servers, limits)
     is_in_store = half.prefix.endswith(DATABASE_SUFFIX)
+    known = "which has decided nothing that is read here"
+    if half.facts is not None:
+        known = "whose decisions are in a store that is not read here"
     place, option = ("store", "--store URL") if is_in_store else ("topic of decisions", "--decisions TOPIC")
     return Judgement(
         Health.ORPHAN,
-        f"Of the Spark query {half.prefix.removesuffix(DATABASE_SUFFIX)}, which has decided nothing that is "
-        f"read here. Start the query again. If it is gone, give the console its {place} ({option}), or "
-        "resolve its prefix there: what it has never decided is aborted.",
+        f"Of the Spark query {half.prefix.removesuffix(DATABASE_SUFFIX)}, {known}. Start the query again. If "
+        f"it is gone, give the console its {place} ({option}), or resolve its prefix there: what it has "
+        "never decided is aborted.",
         resolve_source_command(servers, half.prefix, "URL" if is_in_store else "TOPIC"),
     )
 

@@ -19,7 +19,7 @@ from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.console.health import Health, Limits
 from tallystick.console.joint import JointTransaction, join_views
 from tallystick.console.judge import SparkRole, Stage
-from tallystick.console.snapshot import PartitionOffsets, Snapshot
+from tallystick.console.snapshot import NEVER_MS, PartitionOffsets, Snapshot
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import Participant
@@ -170,6 +170,16 @@ def test_a_note_alone_tells_nothing_of_what_a_database_has_decided() -> None:
         spark = join(make_snapshot(describe(name), prefixes=prefixes)).views.spark
         assert spark is not None
         assert spark.role is SparkRole.UNREAD
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_nothing_is_called_an_orphan_while_a_store_was_never_read(is_read: bool) -> None:
+    """It may be the one that has its row; once it was read, an outage of it changes nothing."""
+    read_ms = NOW_MS if is_read else NEVER_MS
+    store = make_store(name="late", failures=("late: no answer yet",), read_ms=read_ms)
+    each = join(make_snapshot(describe(age_ms=10**7), stores=[store]))
+    assert each.health is (Health.ORPHAN if is_read else Health.UNKNOWN)
+    assert is_read or "was not read yet: late" in each.judgement.reason
 
 
 def test_the_worst_comes_first_and_then_the_oldest() -> None:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import typer
 
 from tallystick import spark
+from tallystick.admin.client import Admin
 from tallystick.cli.cluster_command import ClusterTarget, confirm, select_role_settings
 from tallystick.cli.exits import ExitCode, print_error
 from tallystick.cli.settings import ModeOption, StorageOption, add_modes, parse_named_values
 from tallystick.cli.tables import Row
+from tallystick.client.errors import UnknownTopic
 from tallystick.dualwrite.errors import BadStore
 from tallystick.dualwrite.resolve import (
     ExpiredIds,
@@ -108,6 +110,8 @@ def resolve_command(
                 "--allow-unsafe-durability"
             )
         find_status = _load_query_resolver(store, decisions, storage_option or ())
+        if decisions is not None:
+            _check_topic(at, decisions)
         if not dry_run:
             confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
         raise typer.Exit(_resolve_query(at, config, prefix, find_status, retire=retire, dry_run=dry_run))
@@ -227,6 +231,15 @@ def _load_query_resolver(
     if decisions is not None:
         raise BadConfig("--decisions: with --store the store decides, and no topic does")
     return partial(spark.resolve_rows, database=store, storage_options=storage_options)
+
+
+def _check_topic(at: ClusterTarget, topic: str) -> None:
+    """Refuse a topic that does not exist: under a mistyped name, what is decided would be aborted."""
+    with Admin(select_role_settings("admin", at.config)) as admin:
+        try:
+            admin.describe_topics([topic]).one(topic)
+        except UnknownTopic as exc:
+            raise BadConfig(f"--decisions: the cluster has no topic {topic!r}. Nothing was done") from exc
 
 
 def _format_query_row(name: str, finding: str, result: str, *, dry_run: bool) -> Row:
