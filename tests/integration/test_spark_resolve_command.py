@@ -88,12 +88,26 @@ def test_what_is_in_no_decision_is_aborted(query: Query) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
-    [(), ("--retire", "--store", "sqlite://"), ("--prefix", "p", "--schema", "s")],
+    [
+        (),
+        ("--retire", "--store", "sqlite://"),
+        ("--prefix", "p", "--schema", "s"),
+        ("--store", "sqlite://", "--storage-option", "a=b"),
+        ("--store", "iceberg:lake.flights.rows"),
+    ],
 )
 def test_it_is_told_one_place_to_look(query: Query, given: tuple[str, ...]) -> None:
     done = run(query, *given)
     assert done.returncode == 2
     assert "--prefix" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", [(), ("--store", "sqlite://")])
+def test_what_is_for_a_lake_table_goes_with_one(query: Query, store: tuple[str, ...]) -> None:
+    done = run(query, "--prefix", "p", *store, "--storage-option", "a=b")
+    assert done.returncode == 2
+    assert "--storage-option: is for a lake table" in done.stderr
 
 
 @pytest.mark.slow

@@ -96,9 +96,9 @@ def resolve_command(
                 "--prefix: cannot be combined with --transactional-id, --only-expired, --schema or "
                 "--allow-unsafe-durability"
             )
+        find = _load_query_resolver(store, storage_option or ())
         if not dry_run:
             confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
-        find = _load_query_resolver(store, storage_option or ())
         raise typer.Exit(_resolve_query(at, config, prefix, find, retire=retire, dry_run=dry_run))
     if store is None or retire or storage_option:
         raise BadConfig("give --store URL or --prefix PREFIX; --retire and --storage-option need --prefix")
