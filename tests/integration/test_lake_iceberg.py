@@ -424,6 +424,15 @@ def test_a_catalog_that_the_environment_configures(
     assert table.read_definition().schema.names == SCHEMA.names
 
 
+def test_a_folder_is_where_pyiceberg_takes_it_to_be(tmp_path: Path) -> None:
+    """A percent sign in a location is a percent sign; both sides have to agree on it."""
+    place = IcebergPlace(tmp_path, location=f"file://{tmp_path}/a%20b c")
+    assert commit(place, entry_of(OLD, "aa"), [1, 2]) is CommitOutcome.COMMITTED
+    place.append([3])
+    assert read_ids(place) == [1, 2, 3]
+    assert len(list((tmp_path / "a%20b c" / "data").glob("*.parquet"))) == 2
+
+
 # ---------------------------------------------------------------------------------------------- columns
 
 

@@ -94,6 +94,8 @@ def test_what_is_in_no_decision_is_aborted(query: Query) -> None:
         ("--prefix", "p", "--schema", "s"),
         ("--decisions", "t"),
         ("--decisions", "t", "--store", "sqlite://"),
+        ("--store", "sqlite://", "--storage-option", "a=b"),
+        ("--store", "iceberg:lake.flights.rows"),
     ],
 )
 def test_it_is_told_one_place_to_look(query: Query, given: tuple[str, ...]) -> None:
@@ -115,6 +117,14 @@ def test_a_topic_of_decisions_that_does_not_exist_is_refused(query: Query) -> No
     code, rows = resolve(query, "--decisions", "of.its.own", "--yes")
     assert (code, [result for _, result in rows]) == (0, ["", "committed", "committed"])
     assert query.committed() == 22
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", [(), ("--store", "sqlite://")])
+def test_what_is_for_a_lake_table_goes_with_one(query: Query, store: tuple[str, ...]) -> None:
+    done = run(query, "--prefix", "p", *store, "--storage-option", "a=b")
+    assert done.returncode == 2
+    assert "--storage-option: is for a lake table" in done.stderr
 
 
 @pytest.mark.slow

@@ -115,7 +115,9 @@ def append_as_rival(url: str) -> None:
 def optimize(url: str) -> None:
     if url.startswith("iceberg:"):
         table = _load_iceberg(url)
-        table.overwrite(table.scan().to_arrow())
+        rows = table.scan().to_arrow()
+        if rows.num_rows:  # pyiceberg warns of overwriting nothing
+            table.overwrite(rows)
         tomorrow = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
         table.maintenance.expire_snapshots().older_than(tomorrow).commit()
         return

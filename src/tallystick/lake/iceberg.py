@@ -24,7 +24,7 @@ from pathlib import Path
 from secrets import token_hex
 from threading import Lock
 from typing import Any, ClassVar, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
@@ -189,9 +189,8 @@ class IcebergLakeTable:
             name = self._catalog_name.upper()
             raise BadConfig(
                 f"table {self._url}: pyiceberg cannot open the catalog {self._catalog_name}: {exc} "
-                f"({type(exc).__name__}). "
-                f"Configure it in .pyiceberg.yaml, with PYICEBERG_CATALOG__{name}__URI and its like, or with "
-                "storage options"
+                f"({type(exc).__name__}). Configure it in .pyiceberg.yaml, with "
+                f"PYICEBERG_CATALOG__{name}__URI and its like, or with storage options"
             ) from exc
         try:
             return self._catalog.load_table(self._identifier)
@@ -422,8 +421,9 @@ def _find_path(uri: str) -> Path | None:
     """Return the path of a file of this host; None for one elsewhere."""
     parts = urlsplit(uri)
     if parts.scheme == "":
-        return Path(uri)
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+        return Path(uri).absolute()
+    # Not unquoted: pyiceberg takes the path as it is.
+    return Path(parts.path) if parts.scheme == "file" else None
 
 
 def _sync(uri: str) -> None:
