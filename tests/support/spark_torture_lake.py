@@ -10,11 +10,11 @@ At a commit, `lose-answer` makes its outcome unknown, `rival` lets another write
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 from tests.support.spark_torture import Effects, EndedOneByOne, TorturedStation, strike
+from tests.support.spark_torture_tables import find_format
 
 from tallystick.client.net.cluster import Cluster
 from tallystick.lake.data_files import DataFileWriter
@@ -30,18 +30,12 @@ from tallystick.spark.sink.context import SinkContext, get_sink_context
 from tallystick.spark.sink.lake_batch import LakeTarget
 from tallystick.spark.sink.lake_context import LakeSinkContext
 
-SCHEMA: Final = pa.schema([("id", pa.string())])
-RIVAL: Final = "rival"
 LAKE_POINTS: Final = tuple(
     f"{name}.{when}" for name in ("lake-claim", "lake-decide") for when in ("before", "after")
 )
 FILE_POINTS: Final = tuple(
     f"{name}.{when}" for name in ("file-write", "file-finish") for when in ("before", "after")
 )
-
-
-def is_lake(url: str | None) -> bool:
-    return url is not None and url.startswith("delta:")
 
 
 def locate(url: str) -> LakeLocation:
@@ -53,17 +47,15 @@ def find_target(url: str) -> LakeTarget:
 
 
 def append_as_rival(url: str) -> None:
-    from deltalake import write_deltalake
-
-    write_deltalake(Path(parse_table_url(url).place), pa.table({"id": [RIVAL]}, schema=SCHEMA), mode="append")
+    find_format(url).append_as_rival(parse_table_url(url).place)
 
 
 def optimize(url: str) -> None:
-    from deltalake import DeltaTable
+    find_format(url).optimize(parse_table_url(url).place)
 
-    table = DeltaTable(Path(parse_table_url(url).place))
-    table.optimize.compact()
-    table.create_checkpoint()
+
+def read_ids(url: str) -> list[str]:
+    return find_format(url).read_ids(parse_table_url(url).place)
 
 
 class TorturedTable:
