@@ -1,0 +1,1 @@
+"""Loads on tables of a lake."""
