@@ -232,7 +232,7 @@ print(f"records in the topic: {before[0]:,}, rows in the table: {before[1]:,}")
 # %% [markdown]
 # ## Start it again
 #
-# The same command; nobody repairs anything first. It finds out what became of the last batch, completes it
+# The same command; nothing is repaired first. It finds out what became of the last batch, completes it
 # or writes it again, and goes on to the end.
 
 # %%
@@ -252,7 +252,7 @@ assert list_open_transactions() == []
 # an Arrow dataset. Nothing is copied, and filters and columns are pushed down into the Parquet files.
 #
 # The files that the killed tasks left behind are in the folder, and in no version. A query over `*.parquet`
-# would count them; whoever reads a Delta table must read its log.
+# would count them: to read a Delta table is to read its log.
 
 # %%
 checked = DeltaTable(table_folder).to_pyarrow_dataset()

@@ -23,6 +23,7 @@ from tests.support.spark_together_child import sinks as sinks_of
 
 from tallystick import Admin
 from tallystick.admin.topics import NewTopic
+from tallystick.kernel.settings import BadConfig
 from tallystick.spark import foreach_batch, resolve, resolve_rows, to_table, to_topic
 from tallystick.spark.sink.projection import HASH_COLUMN, project_sinks
 from tallystick.testing import EmbeddedBroker
@@ -258,3 +259,26 @@ def test_headers_that_nobody_asked_for_cost_nothing_and_change_no_hash(spark: Sp
     ]
     assert len(hashes[0]) == 5
     assert hashes[0] == hashes[1]
+
+
+def test_the_columns_of_a_batch_are_checked_together(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark analyses the plan once for them, however many there are; one by one only to name all problems."""
+    frame = spark.sql("SELECT 1 AS id")
+    selections: list[int] = []
+    select = type(frame).select
+
+    def count_select(self: DataFrame, *columns: object) -> DataFrame:
+        selections.append(len(columns))
+        return select(self, *columns)
+
+    monkeypatch.setattr(type(frame), "select", count_select)
+    columns = {f"c{n}": f"id + {n}" for n in range(20)}
+    project_sinks(frame, [to_table("delays", columns=columns), to_topic("t", key="string(id)")])
+    assert selections == [21, 2, 2]
+
+    broken = {**columns, "one": "nowhere", "two": "nothing + 1"}
+    with pytest.raises(BadConfig) as refusal:
+        project_sinks(frame, [to_table("delays", columns=broken)])
+    assert len(str(refusal.value).splitlines()) == 2
