@@ -1,25 +1,27 @@
 """Topic and lake table in one decision: drivers and tasks killed at every step, with other writers between.
 
-Without Java the sink is asked for the same as by Spark (`spark_torture_bare`); one query under Spark itself
-shows that this is so. Afterwards librdkafka reads the topic, and delta-rs or pyiceberg the table: each
-row is in both, once, and no file is left over.
+Without Java the sink is asked for the same as by Spark (`spark_torture_bare`); the long form does it under
+Spark itself. Afterwards librdkafka reads the topic, and the format's own library the table: each row is in
+both, once, and no file is left over. Seeds of random faults are in test_spark_torture.py, executors in
+test_spark_cluster.py.
 """
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support import spark_torture_lake as lake
-from tests.support.effort import LONG, TORTURE_SEEDS, long_form
+from tests.support.effort import LONG, long_form
 from tests.support.spark_torture import Fault
-from tests.support.spark_torture_lives import Told
+from tests.support.spark_torture_lives import PRODUCER_POINTS, Told
+from tests.support.spark_torture_tables import FORMATS
 
 pytest.importorskip("deltalake", reason="needs the extra delta")
 pytest.importorskip("pyiceberg", reason="needs the extra iceberg")
 
-from tests.support.spark_torture_lake_lives import BareInIceberg, BareInLake, InIceberg, InLake
+from tests.support.spark_torture_lake_lives import BareInLake, InLake
 
-STARTS = 7
 KILLED = {
     "lake-claim.before": "the table is read, and not claimed",
     "lake-claim.after": "the table is claimed, and the driver is not told",
@@ -37,9 +39,10 @@ DECISIVE = ("lake-decide.after",)
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module", params=[BareInLake, BareInIceberg], ids=["delta", "iceberg"])
+@pytest.fixture(scope="module", params=FORMATS)
 def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareInLake]:
-    torture: BareInLake = request.param(0, tmp_path_factory.mktemp("bare"), starts=1, rows_a_start=200)
+    folder = tmp_path_factory.mktemp("bare")
+    torture = BareInLake(0, folder, starts=1, rows_a_start=200, table=request.param)
     torture.mode = "2pc"
     with torture.broker:
         torture.create_topics()
@@ -79,46 +82,66 @@ def test_checkpoint_and_optimize_between_crash_and_recovery(bare: BareInLake) ->
     """[LAK-2] The decision is made and not told; the table is compacted before the next driver reads it."""
     bare.produce()
     bare.drive(bare.prepare([Fault("lake-decide.after", 1, "kill-driver")], runs=1))
-    lake.append_as_rival(bare.database_url or "")
-    lake.optimize(bare.database_url or "")
+    lake.append_as_rival(bare.url)
+    lake.optimize(bare.url)
     bare.sweep()
     drive_to_the_end(bare, [Fault("lake-decide.before", 1, "optimize")], "optimize at lake-decide.before")
 
 
-@long_form
-@pytest.mark.parametrize("kind", [InLake, InIceberg], ids=["delta", "iceberg"])
-def test_under_spark(kind: type[InLake], tmp_path: Path) -> None:
-    """[LAK-1] [LAK-4] The driver is killed with its decision made, and a worker while it writes files."""
-    torture = kind(0, tmp_path, starts=1, rows_a_start=500)
-    faults = [Fault("file-finish.after", 2, "kill-worker"), Fault("lake-decide.after", 2, "kill-driver")]
+@pytest.fixture
+def under_spark(tmp_path: Path, table: str) -> Iterator[InLake]:
+    torture = InLake(0, tmp_path, starts=1, rows_a_start=1_000, table=table)
+    torture.mode = "2pc"  # where nothing times out: whatever stays open is found
     with torture.broker:
         torture.create_topics()
+        yield torture
+
+
+@long_form
+@pytest.mark.timeout(150 * len(KILLED))
+@pytest.mark.parametrize("table", FORMATS)
+def test_a_driver_is_killed_at_every_step_under_spark(under_spark: InLake, told: Told) -> None:
+    """[LAK-1] [LAK-2] [SPK-21] Each finds what its predecessor left, compacted and with others' commits."""
+    torture = under_spark
+    for at, step in enumerate(KILLED):
         torture.produce()
-        torture.drive(torture.prepare(faults, runs=4))
-        torture.drive(torture.prepare([], runs=1))
-        assert torture.finished, torture.told
-        torture.check()
-        torture.check_files()
+        torture.drive(torture.prepare([Fault(step, 1, "kill-driver")], runs=1))
+        assert torture.last_outcome == "killed", torture.told
+        lake.append_as_rival(torture.url)
+        if at % 2 == 0:
+            lake.optimize(torture.url)
+        torture.sweep()
+    end(torture, told)
+    assert torture.told.struck.total() >= len(KILLED)
+
+
+@long_form
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("table", FORMATS)
+def test_a_task_is_killed_at_every_step_under_spark(under_spark: InLake, told: Told) -> None:
+    """[LAK-3] [LAK-4] [SPK-20] Spark runs it again; what it left is in no version."""
+    torture, points = under_spark, (*lake.FILE_POINTS, *PRODUCER_POINTS)
+    for _ in points:
+        torture.produce()
+    faults = [Fault(point, 1 + 2 * at, "kill-worker") for at, point in enumerate(points)]
+    torture.drive(torture.prepare(faults, runs=6))
+    end(torture, told)
+    assert {f"kill-worker at {point}" for point in points} <= set(torture.told.struck)
+
+
+def end(torture: InLake, told: Told) -> None:
+    """Let a last driver do what is left, and compare topic, table and input."""
+    torture.drive(torture.prepare([], runs=1))
+    assert torture.finished, torture.told
+    torture.check()
+    torture.check_files()
+    told.add(torture.told)
     assert torture.told.clean, torture.told
 
 
 @pytest.fixture(scope="module")
-def totals() -> Iterator[dict[str, Told]]:
-    totals = {"delta": Told(), "iceberg": Told()}
-    yield totals
-    for name, told in totals.items():
-        print(f"\ntopic and {name} table, without Java: {told.shown()}")
-
-
-@long_form
-@pytest.mark.timeout(300 * STARTS)
-@pytest.mark.parametrize("kind", [BareInLake, BareInIceberg], ids=["delta", "iceberg"])
-@pytest.mark.parametrize("seed", range(TORTURE_SEEDS))
-def test_every_row_is_there_once_in_topic_and_table(
-    seed: int, kind: type[BareInLake], tmp_path: Path, totals: dict[str, Told]
-) -> None:
-    """[LAK-1] [LAK-2] [LAK-3] [LAK-4] Faults drawn from a seed: drivers, workers, broker, other writers."""
-    told = kind(seed, tmp_path, starts=STARTS, rows_a_start=1_500).run()
-    totals[kind.lake_format].add(told)
-    assert told.clean, told
-    assert told.struck
+def told() -> Iterator[Told]:
+    everything = Told()
+    yield everything
+    if LONG:
+        print(f"\nSpark, killed at every step: {everything.shown()}", file=sys.__stdout__)

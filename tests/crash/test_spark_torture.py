@@ -7,17 +7,19 @@ and attempts that race, which Spark's local mode has none of.
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.effort import LONG, TORTURE_SEEDS
-from tests.support.spark_torture_lives import BareSecureTorture, BareTorture, SecureTorture, Told, Torture
+from tests.support.spark_torture_lake_lives import ON_ONE_HOST, WITHOUT_JAVA
+from tests.support.spark_torture_lives import BareSecureTorture, SecureTorture, Told
 
 KNOWN = Path(__file__).with_name("spark_seeds.txt")
 SEEDS = range(TORTURE_SEEDS) if LONG else range(1)
 STARTS = 9 if LONG else 3
-ROWS_A_START = 2_500 if LONG else 750
+ROWS_A_START = 3_500 if LONG else 750
 BARE_SEEDS = range(3 * TORTURE_SEEDS) if LONG else range(2)
 BARE_ROWS_A_START = 8_000 if LONG else 1_500
 
@@ -30,47 +32,46 @@ def known_seeds() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def total() -> Iterator[Told]:
-    yield from summed("Spark")
-
-
-@pytest.fixture(scope="module")
-def bare_total() -> Iterator[Told]:
-    yield from summed("without Java")
-
-
-def summed(name: str) -> Iterator[Told]:
-    """Of all seeds; printed at the end of the long form."""
-    told = Told()
+def totals() -> Iterator[dict[str, Told]]:
+    """Of all seeds, by what they ran on; printed at the end of the long form."""
+    told = defaultdict[str, Told](Told)
     yield told
-    if LONG:
-        print(f"\n{name}: {told.shown()}", file=sys.__stdout__)
+    for name, each in told.items() if LONG else ():
+        print(f"\n{name}: {each.shown()}", file=sys.__stdout__)
 
 
+@pytest.mark.parametrize("where", ON_ONE_HOST if LONG else ["topic"])
 @pytest.mark.parametrize("seed", [*known_seeds(), *SEEDS])
-def test_every_row_is_there_once(seed: int, tmp_path: Path, total: Told) -> None:
-    """[SPK-20] [SPK-21] [SPK-22] [SPK-23] Read by librdkafka at read_committed, compared with the input."""
-    check(Torture(seed, tmp_path, starts=STARTS, rows_a_start=ROWS_A_START).run(), total)
+def test_every_row_is_there_once(seed: int, where: str, tmp_path: Path, totals: dict[str, Told]) -> None:
+    """[SPK-20] [SPK-21] [SPK-22] [SPK-23] [LAK-1] Read by librdkafka and the table's own library."""
+    made = ON_ONE_HOST[where](seed, tmp_path, starts=STARTS, rows_a_start=ROWS_A_START)
+    check(made.run(), totals[f"Spark, {where}"])
 
 
+@pytest.mark.parametrize("where", WITHOUT_JAVA if LONG else ["topic"])
 @pytest.mark.parametrize("seed", BARE_SEEDS)
-def test_every_row_is_there_once_without_java(seed: int, tmp_path: Path, bare_total: Told) -> None:
-    """[SPK-20] [SPK-21] [SPK-22] [SPK-23]"""
-    check(BareTorture(seed, tmp_path, starts=STARTS, rows_a_start=BARE_ROWS_A_START).run(), bare_total)
+def test_every_row_is_there_once_without_java(
+    seed: int, where: str, tmp_path: Path, totals: dict[str, Told]
+) -> None:
+    """[SPK-20] [SPK-21] [SPK-22] [SPK-23] [LAK-1] [LAK-2] [LAK-3] [LAK-4]"""
+    made = WITHOUT_JAVA[where](seed, tmp_path, starts=STARTS, rows_a_start=BARE_ROWS_A_START)
+    check(made.run(), totals[f"without Java, {where}"])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_row_is_there_once_over_sasl_ssl(seed: int, tmp_path: Path, total: Told) -> None:
+def test_every_row_is_there_once_over_sasl_ssl(seed: int, tmp_path: Path, totals: dict[str, Told]) -> None:
     """[SPK-20] [SPK-21] [SPK-22] [SPK-23] With logins and ACLs; no file has the password."""
-    check(SecureTorture(seed, tmp_path, starts=3, rows_a_start=ROWS_A_START).run(), total)
+    made = SecureTorture(seed, tmp_path, starts=3, rows_a_start=ROWS_A_START)
+    check(made.run(), totals["Spark, over SASL_SSL"])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_row_is_there_once_over_sasl_ssl_without_java(
-    seed: int, tmp_path: Path, bare_total: Told
+    seed: int, tmp_path: Path, totals: dict[str, Told]
 ) -> None:
     """[SPK-20] [SPK-21] [SPK-22] [SPK-23]"""
-    check(BareSecureTorture(seed, tmp_path, starts=STARTS, rows_a_start=BARE_ROWS_A_START).run(), bare_total)
+    made = BareSecureTorture(seed, tmp_path, starts=STARTS, rows_a_start=BARE_ROWS_A_START)
+    check(made.run(), totals["without Java, over SASL_SSL"])
 
 
 def check(told: Told, total: Told) -> None:

@@ -23,7 +23,9 @@ from tests.support.spark_together_child import sinks as sinks_of
 
 from tallystick import Admin
 from tallystick.admin.topics import NewTopic
+from tallystick.kernel.settings import BadConfig
 from tallystick.spark import foreach_batch, resolve, resolve_rows, to_table, to_topic
+from tallystick.spark.sink.projection import HASH_COLUMN, project_sinks
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -243,3 +245,40 @@ def test_all_problems_of_expressions_at_once(place: Place) -> None:
     assert "topic " + place.topic + ": key: 'batch' is int, and must be string or binary" in told
     assert "where: [UNRESOLVED_COLUMN" in told
     assert "table every_row: column batch: [UNRESOLVED_ROUTINE]" in told
+
+
+def test_headers_that_nobody_asked_for_cost_nothing_and_change_no_hash(spark: SparkSession) -> None:
+    """[SPK-22] A batch that was decided when its records had a column of null headers is still the same."""
+    frame = spark.sql("SELECT string(id) AS word FROM range(5)")
+    bare = project_sinks(frame, [to_topic("t", key="word", value="word")])
+    nulls = "cast(null AS array<struct<key:string,value:binary>>)"
+    with_nulls = project_sinks(frame, [to_topic("t", key="word", value="word", headers=nulls)])
+    assert bare.select("sink_0.*").columns == ["key", "value", HASH_COLUMN]
+    hashes = [
+        {row[0] for row in each.select(f"sink_0.{HASH_COLUMN}").collect()} for each in (bare, with_nulls)
+    ]
+    assert len(hashes[0]) == 5
+    assert hashes[0] == hashes[1]
+
+
+def test_the_columns_of_a_batch_are_checked_together(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark analyses the plan once for them, however many there are; one by one only to name all problems."""
+    frame = spark.sql("SELECT 1 AS id")
+    selections: list[int] = []
+    select = type(frame).select
+
+    def count_select(self: DataFrame, *columns: object) -> DataFrame:
+        selections.append(len(columns))
+        return select(self, *columns)
+
+    monkeypatch.setattr(type(frame), "select", count_select)
+    columns = {f"c{n}": f"id + {n}" for n in range(20)}
+    project_sinks(frame, [to_table("delays", columns=columns), to_topic("t", key="string(id)")])
+    assert selections == [21, 2, 2]
+
+    broken = {**columns, "one": "nowhere", "two": "nothing + 1"}
+    with pytest.raises(BadConfig) as refusal:
+        project_sinks(frame, [to_table("delays", columns=broken)])
+    assert len(str(refusal.value).splitlines()) == 2

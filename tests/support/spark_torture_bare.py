@@ -25,6 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tests.support import spark_torture_lake as lake
 from tests.support.spark_torture import FOLDER, Folder, TorturedStation, connect, strike
 from tests.support.spark_torture_database import TorturedTableStation, connect_task, sinks
+from tests.support.spark_torture_tables import is_lake
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.spark.decisions.database import resolve_database
@@ -109,7 +110,7 @@ def casting(spec: dict[str, Any]) -> Callable[[BatchLease, MicroBatch, list[int]
         vote, files = work.run(structs(ids))
         return encode_vote(vote), files
 
-    if lake.is_lake(url):
+    if is_lake(url):
         return into_lake
     return to_topic if url is None else together
 
@@ -179,7 +180,7 @@ class BareQuery:
         if spec["database"] is None:
             # As in Spark, where they are separate processes and share nothing.
             self.begins, self.commits = TorturedStation(options), TorturedStation(options)
-        elif lake.is_lake(spec["database"]):
+        elif is_lake(spec["database"]):
             self.table = lake.TorturedLakeStation(options, lake.locate(spec["database"]))
             self.begins = self.commits = self.table
         else:

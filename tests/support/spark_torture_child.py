@@ -18,6 +18,7 @@ from tests.support import spark_torture_lake as lake
 from tests.support.spark_torture import FOLDER, Folder, TorturedSource, connect, disturbed
 from tests.support.spark_torture_database import TorturedTableStation, connect_task, sinks
 from tests.support.spark_torture_queries import SHAPES
+from tests.support.spark_torture_tables import is_lake
 
 from tallystick.kernel.value import replace
 from tallystick.spark import foreach_batch as foreach_batch_of
@@ -52,7 +53,7 @@ def start(spark: SparkSession, spec: dict[str, Any]) -> Any:
     rows = SHAPES[spec["shape"]].plan(*frames(spark, spec)).selectExpr("value", "value as key")
     if spec["surface"] == "foreach":
         writer = rows.writeStream.foreachBatch(foreach_batch(spec["sink"], connect=connect))
-    elif lake.is_lake(spec["database"]):
+    elif is_lake(spec["database"]):
         whole: Any = foreach_batch_of(spec["sink"], *lake.sinks("out", spec["database"]))
         disturbed_whole = replace(
             whole, open_context=lake.connect_lake_task, create_lake_context=lake.TorturedLakeStation

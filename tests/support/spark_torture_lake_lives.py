@@ -1,17 +1,26 @@
 """The test's side of the torture with a lake table: other writers, and the checks of its files."""
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tests.support import spark_torture_lake as lake
+from tests.support.spark_cluster import Cluster
 from tests.support.spark_torture import Fault
-from tests.support.spark_torture_lives import BareTorture, Told, Torture
+from tests.support.spark_torture_lives import BareTorture, ClusterTorture, Told, Torture
 from tests.support.spark_torture_queries import SHAPES
+from tests.support.spark_torture_tables import FORMATS, RIVAL
 
 from tallystick.lake.opening import open_table
 from tallystick.lake.sweeping import look_for_orphans, remove_orphans
 from tallystick.spark import resolve_rows
+
+MakeTorture = Callable[..., Torture]
+GAP: Final = "append.between"
+"""The point between two steps of a decision in a topic."""
 
 _KINDS: Final = ("kill-driver", "kill-driver", "lose-answer", "rival", "optimize", "raise")
 
@@ -19,18 +28,20 @@ _KINDS: Final = ("kill-driver", "kill-driver", "lose-answer", "rival", "optimize
 class InLake(Torture):
     """Topic and lake table in one decision, with other writers at the table."""
 
-    lake_format = "delta"
-
-    def __init__(self, seed: int, folder: Path, *, starts: int, rows_a_start: int) -> None:
+    def __init__(
+        self, seed: int, folder: Path, *, starts: int, rows_a_start: int, table: str = "delta"
+    ) -> None:
+        """Create a seed with an empty table; `table` is one of `FORMATS`."""
         super().__init__(seed, folder, starts=starts, rows_a_start=rows_a_start)
         self.shape, self.surface = "stateless", "together"
         self.topics, self.starting = self.topics[:1], self.starting[:1]
-        self.database_url = lake.create_table(self.lake_format, folder / "table")
+        self.url = FORMATS[table].create(folder / "table")
+        self.database_url = self.url
         self.orphan_count = 0
 
     def faults(self) -> list[Fault]:
         draw = self.random
-        found = [each for each in super().faults() if not each.point.startswith("append.between")]
+        found = [each for each in super().faults() if each.point != GAP]
         for _ in range(draw.randint(2, 4)):
             found.append(Fault(draw.choice(lake.LAKE_POINTS), draw.randint(1, 4), draw.choice(_KINDS)))
         task_kind = draw.choice(("raise", "kill-worker", "kill-driver"))
@@ -41,21 +52,21 @@ class InLake(Torture):
         if draw.random() < 0.3:
             self.lose_commit()
         if draw.random() < 0.4:
-            lake.append_as_rival(self.database_url or "")
+            lake.append_as_rival(self.url)
         if draw.random() < 0.4:
-            lake.optimize(self.database_url or "")
+            lake.optimize(self.url)
         if draw.random() < 0.4:
             self.sweep()
 
     def sweep(self) -> None:
         """Remove the orphans, as an operator does between two starts."""
-        table = open_table(lake.locate(self.database_url or ""))
+        table = open_table(lake.locate(self.url))
         report = look_for_orphans(table)
         self.orphan_count += len(report.orphans)
         remove_orphans(table, report)
 
     def rows(self) -> Counter[str]:
-        return Counter(row for row in lake.read_ids(self.database_url or "") if row != lake.RIVAL)
+        return Counter(row for row in lake.read_ids(self.url) if row != RIVAL)
 
     def run(self) -> Told:
         told = super().run()
@@ -71,10 +82,10 @@ class InLake(Torture):
     def check_files(self) -> None:
         """Give the prefix up, and compare the files that are there with those that the table names."""
         # Given up, the prefix has another owner: every file that no version names is an orphan, and goes.
-        url = self.database_url or ""
-        resolve_rows(self.prefix, self.client, url, retire=True, storage_options=lake.read_catalog(url))
+        options = dict(lake.locate(self.url).storage_options)
+        resolve_rows(self.prefix, self.client, self.url, retire=True, storage_options=options)
         self.sweep()
-        table = open_table(lake.locate(self.database_url or ""))
+        table = open_table(lake.locate(self.url))
         stray = set(table.list_data_files()) - set(table.read_files().referenced)
         stray = {name for name in stray if name.startswith("tallystick-")}
         if stray:
@@ -87,13 +98,38 @@ class BareInLake(InLake, BareTorture):
     """The same without Java."""
 
 
-class InIceberg(InLake):
-    """The same with an Iceberg table."""
+class ClusterInLake(ClusterTorture, InLake):
+    """The same on a Spark master and two workers, which share the table's folder with the driver."""
 
-    lake_format = "iceberg"
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        cluster: Cluster,
+        *,
+        starts: int,
+        rows_a_start: int,
+        table: str = "delta",
+    ) -> None:
+        InLake.__init__(self, seed, folder, starts=starts, rows_a_start=rows_a_start, table=table)
+        self.run_on(cluster)
+
+    def zombies(self) -> list[Fault]:
+        # A table's decision is one commit. At a point within it, zombies would not be released.
+        found = super().zombies()
+        return [replace(each, point="append.before") if each.point == GAP else each for each in found]
 
 
-class BareInIceberg(BareInLake):
-    """The same with an Iceberg table, without Java."""
-
-    lake_format = "iceberg"
+ON_ONE_HOST: Final[dict[str, MakeTorture]] = {
+    "topic": Torture,
+    **{name: partial(InLake, table=name) for name in FORMATS},
+}
+WITHOUT_JAVA: Final[dict[str, MakeTorture]] = {
+    "topic": BareTorture,
+    **{name: partial(BareInLake, table=name) for name in FORMATS},
+}
+ON_A_CLUSTER: Final[dict[str, MakeTorture]] = {
+    "topic": ClusterTorture,
+    **{name: partial(ClusterInLake, table=name) for name in FORMATS},
+}
+"""What the torture writes to: a topic alone, or a topic and a table of this format in one decision."""

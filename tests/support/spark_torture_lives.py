@@ -614,6 +614,9 @@ class ClusterTorture(Torture):
 
     def __init__(self, seed: int, folder: Path, cluster: Cluster, *, starts: int, rows_a_start: int) -> None:
         super().__init__(seed, folder, starts=starts, rows_a_start=rows_a_start)
+        self.run_on(cluster)
+
+    def run_on(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.master, self.settings = cluster.url, cluster.settings
 

@@ -24,6 +24,7 @@ from tools.bench import (
     transactions,
 )
 from tools.bench.brokers import NAMES, create_topic, delete_topic, prepare, run_fresh, run_latency, run_load
+from tools.bench.lake import spark_writes
 from tools.bench.report import Results
 from tools.bench.rows import (
     DURABILITIES,
@@ -160,6 +161,18 @@ def measure_spark(say: Console, command: str, repeats: int, *, quick: bool) -> s
     return spark.write(results)
 
 
+def measure_lake_writes(say: Console, command: str, repeats: int, *, quick: bool) -> str:
+    """Measure Spark's batches into a Delta table beside other writers, and return the page's new section."""
+    try:
+        jars = find_spark_jars()
+    except Unavailable as exc:
+        return f"Spark's own connector is not available here: {exc}"
+    results = spark_writes.LakeResults(command)
+    for _ in range(repeats):
+        spark_writes.measure(results, say, jars, quick=quick)
+    return spark_writes.write(results)
+
+
 def measure_dual_writes(say: Console, command: str, repeats: int, *, quick: bool) -> str:
     """Measure dual writes beside a plain commit and an outbox, and return the page's new sections."""
     results = dual_write.DualResults(command)
@@ -186,6 +199,7 @@ PARTS = {
     "security": measure_security,
     "dualwrite": measure_dual_writes,
     "spark": measure_spark,
+    "lake": measure_lake_writes,
 }
 
 

@@ -55,16 +55,22 @@ def _sources_read_by(definition: Definition, output: OutputDefinition) -> Iterat
 
 
 def build_records(spark: SparkSession, definition: Definition, output: OutputDefinition) -> DataFrame:
-    """Build the records of an output's topic sinks: topic, key, value, headers, in the sink's types.
+    """Build the records of an output's topic sinks: topic, key, value, in the sink's types.
+
+    They have headers if there may be dead letters among them.
 
     Raises: BadConfig with Spark's error for a key or value expression, and its path.
     """
     rows = spark.table(output.view)
     sinks = encode_sinks(spark, definition, output)
     topics = [(i, sink) for i, sink in enumerate(sinks) if isinstance(sink, TopicSink)]
-    record_columns = [_build_record(rows, sink, f"outputs.{output.name}.sinks[{i}]") for i, sink in topics]
+    dead = dead_letter_sources(definition, output)
+    record_columns = [
+        _build_record(rows, sink, f"outputs.{output.name}.sinks[{i}]", has_headers=bool(dead))
+        for i, sink in topics
+    ]
     records = _inline_records(rows, record_columns)
-    for source in dead_letter_sources(definition, output):
+    for source in dead:
         records = records.unionByName(dead_letter_records(spark, source))
     return records
 
@@ -73,16 +79,13 @@ def _inline_records(rows: DataFrame, record_columns: Sequence[Column]) -> DataFr
     return rows.select(f.inline(f.array(*record_columns)))
 
 
-def _build_record(rows: DataFrame, sink: TopicSink, path: str) -> Column:
+def _build_record(rows: DataFrame, sink: TopicSink, path: str, *, has_headers: bool) -> Column:
+    """Build a record as a struct; see `project_sinks` for what a column of headers costs."""
     row_as_json = f.to_json(f.struct("*"), {"ignoreNullFields": "false"}).cast("binary")
     key = f.lit(None).cast("binary") if sink.key is None else _cast_to_binary(rows, sink.key, f"{path}.key")
     value = row_as_json if sink.value is None else _cast_to_binary(rows, sink.value, f"{path}.value")
-    return f.struct(
-        f.lit(sink.topic).alias("topic"),
-        key.alias("key"),
-        value.alias("value"),
-        f.array().cast(_HEADERS).alias("headers"),
-    )
+    headers = [f.array().cast(_HEADERS).alias("headers")] if has_headers else []
+    return f.struct(f.lit(sink.topic).alias("topic"), key.alias("key"), value.alias("value"), *headers)
 
 
 def _cast_to_binary(rows: DataFrame, expression: str, path: str) -> Column:

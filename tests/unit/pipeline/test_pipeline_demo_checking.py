@@ -1,10 +1,14 @@
 """The demo's checker sees what is wrong: it must be able to say no."""
 
-import pandas as pd
-import pytest
+from pathlib import Path
 
-from tallystick.pipeline.demo.flights import BY_FLIGHT, PER_HOUR, load_flights
-from tallystick.pipeline.demo.verification import ContentCheck, compare_content
+import pandas as pd
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from tallystick.pipeline.demo.flights import BY_FLIGHT, LAKE_SCHEMA, PER_HOUR, create_lake_table, load_flights
+from tallystick.pipeline.demo.verification import ContentCheck, check_lake_table, compare_content
 
 ROWS = pd.DataFrame(
     {"id": [1, 2, 3], "delay": pd.array([5, None, -2], "Int64"), "late": [True, False, False]}
@@ -67,3 +71,20 @@ def test_what_must_come_out_is_computed_from_the_flights() -> None:
     assert hours.iloc[0].hour == "2013-01-01T10"
     assert hours.flights.sum() == 1000
     assert hours.cancelled.sum() == 1000 - data.input_rows.dep_delay.notna().sum()
+
+
+@pytest.mark.slow
+def test_a_row_that_is_twice_in_the_lake_is_seen(tmp_path: Path) -> None:
+    """Of the first flights one more is appended: the newest version counts, not the first one."""
+    expected = load_flights(200).expected_table
+    folder = tmp_path / "lake" / "delays"
+    create_lake_table(folder)
+    assert check_lake_table(folder, expected).missing == len(expected)
+
+    rows = pa.Table.from_pandas(expected, schema=LAKE_SCHEMA, preserve_index=False)
+    write_deltalake(folder, rows, mode="append")
+    assert check_lake_table(folder, expected).is_exact
+
+    write_deltalake(folder, rows.slice(3, 1), mode="append")
+    verdict = check_lake_table(folder, expected)
+    assert (verdict.target, verdict.duplicated, verdict.is_exact) == ("Delta table delays", 1, False)

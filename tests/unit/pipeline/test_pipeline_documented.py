@@ -60,7 +60,7 @@ def test_an_example_is_a_pipeline(file: Path) -> None:
         parse_definition(
             file.read_text(),
             str(file),
-            pipeline_variables("localhost:9092", "postgresql://localhost/flights", "local[*]", 10),
+            pipeline_variables("localhost:9092", "postgresql://localhost/flights", "/lake", "local[*]", 10),
         )
     )
 

@@ -1,1 +1,1 @@
-"""Loads on tables of a lake outside of Spark."""
+"""Loads on tables of a lake."""

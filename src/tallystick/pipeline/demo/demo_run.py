@@ -21,7 +21,7 @@ from tallystick.pipeline.demo import flights
 from tallystick.pipeline.demo.demo_settings import Crash, DemoSettings
 from tallystick.pipeline.demo.postgres import TemporaryPostgres
 from tallystick.pipeline.demo.processes import PipelineProcess
-from tallystick.pipeline.demo.verification import ContentCheck, check_table, check_topics
+from tallystick.pipeline.demo.verification import ContentCheck, check_lake_table, check_table, check_topics
 from tallystick.spark.class_archive import NoArchive, find_class_archive, make_class_archive
 
 _log = logging.getLogger("tallystick.demo")
@@ -101,10 +101,15 @@ class DemoRun:
             with psycopg.connect(postgres.url) as connection:
                 connection.execute(flights.CREATE_TABLE)
             self._database = postgres.url
+            flights.create_lake_table(self._lake)
+            self._say(
+                "a Delta table is there, too: a query fills each table, together with a topic, because one "
+                "place decides a batch; in between, one table may be ahead of the other"
+            )
             if self._audience is not None:
                 self._audience.begin(bootstrap, postgres.url)
             with Admin({"bootstrap.servers": bootstrap}) as admin:
-                topics = (flights.FLIGHTS, flights.BY_FLIGHT, flights.PER_HOUR)
+                topics = (flights.FLIGHTS, *data.expected_topics)
                 admin.create_topics(NewTopic(name=topic) for topic in topics).all()
                 flights.send_flights(bootstrap, data.input_rows)
                 self._say(f"{len(data.input_rows) - 1:,} flights are in the topic {flights.FLIGHTS}")
@@ -113,6 +118,7 @@ class DemoRun:
             self._say("an independent reader compares what is committed with the input")
             verdicts = check_topics(bootstrap, data.expected_topics)
             verdicts.append(check_table(postgres.url, flights.TABLE, data.expected_table))
+            verdicts.append(check_lake_table(self._lake, data.expected_table))
             result = DemoResult(
                 checks=verdicts,
                 survived=self._settings.crashes[: len(self._settings.crashes) - len(self._pending_crashes)],
@@ -159,6 +165,10 @@ class DemoRun:
             driver.stop()
 
     @property
+    def _lake(self) -> Path:
+        return self._folder / "lake" / flights.TABLE
+
+    @property
     def _log(self) -> Path:
         return self._folder / "pipeline.log"
 
@@ -169,7 +179,7 @@ class DemoRun:
         return PipelineProcess(
             file,
             flights.pipeline_variables(
-                self._broker.bootstrap_servers, self._database, self._settings.master, rows
+                self._broker.bootstrap_servers, self._database, str(self._lake), self._settings.master, rows
             ),
             self._log,
         )

