@@ -66,7 +66,7 @@ class Volume(Value, kw_only=True):
     failure       why its broker cannot use it; "" if it can
     total_bytes   None if it is not told
     usable_bytes  what may still be written; None if it is not told
-    is_read_only  its file system is mounted so
+    is_read_only  its file system may not be written by any process
     topic_bytes   size of each topic of clients there; only told of a disk that is full
     """
 

@@ -1,11 +1,13 @@
 """A store that hangs is busy, and nothing else is."""
 
 import asyncio
+import os
 import threading
+from pathlib import Path
 
 import pytest
 
-from tallystick.console.collect.store_reader import NotRead, StoreAddress, StoreReader
+from tallystick.console.collect.store_reader import NotRead, StoreAddress, StoreReader, is_read_only
 from tallystick.console.collect.store_thread import StillBusy, StoreThread
 from tallystick.console.snapshot import StoreFacts, StoreKind
 from tallystick.testing import FakeClock
@@ -69,6 +71,25 @@ class Source:
 
     def close(self) -> None:
         self.closed += 1
+
+
+@pytest.mark.parametrize(
+    ("options", "of_the_file_system", "expected"),
+    [("rw", "rw", False), ("ro,relatime", "rw,size=1024k", False), ("ro", "ro,size=1024k", True)],
+)
+def test_a_mount_that_only_this_console_may_not_write_is_no_fault(
+    tmp_path: Path, options: str, of_the_file_system: str, expected: bool
+) -> None:
+    """A container has its database mounted read only; the writers are elsewhere."""
+    device = tmp_path.stat().st_dev
+    at = f"{os.major(device)}:{os.minor(device)}"
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "23 1 0:1 / /proc rw - proc proc ro\n"
+        f"36 35 {at} / /data {options} master:1 - tmpfs tmpfs {of_the_file_system}\n"
+    )
+    assert is_read_only(tmp_path, table) is expected
+    assert not is_read_only(tmp_path, tmp_path / "none")
 
 
 def test_a_connection_is_kept_until_it_fails_and_no_password_is_told() -> None:

@@ -23,6 +23,7 @@ from tallystick.kernel.value import Value, replace
 from tallystick.lake.names import is_table_url
 
 CLOSE_TIMEOUT_S: Final = 2.0
+_MOUNT_TABLE: Final = Path("/proc/self/mountinfo")
 
 
 class StoreAddress(Value):
@@ -85,8 +86,24 @@ def measure_volume(folder: Path) -> Volume:
         path=str(folder),
         total_bytes=volume.f_blocks * volume.f_frsize,
         usable_bytes=volume.f_bavail * volume.f_frsize,
-        is_read_only=bool(volume.f_flag & os.ST_RDONLY),
+        is_read_only=is_read_only(folder),
     )
+
+
+def is_read_only(folder: Path, mount_table: Path = _MOUNT_TABLE) -> bool:
+    """Return whether a folder's file system is read only for every process, as far as the system shows it.
+
+    That of a console in a container may be mounted so for it alone, and is none of its writers' concern.
+
+    Source: proc_pid_mountinfo(5): field 3 is the device, the last one has the options of the file system.
+    """
+    with suppress(OSError):
+        device = os.stat(folder).st_dev
+        for line in mount_table.read_text().splitlines():
+            fields = line.split()
+            if fields[2] == f"{os.major(device)}:{os.minor(device)}":
+                return "ro" in fields[-1].split(",")
+    return False
 
 
 class StoreReader:
