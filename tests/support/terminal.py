@@ -16,11 +16,14 @@ from textual.pilot import Pilot
 from tallystick.console.feed import StateFeed
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState
-from tallystick.console.terminal.app import TopApp
+from tallystick.console.terminal.app import TopApp, TopServices
 from tallystick.testing import FakeClock
 
 HOPS: Final = 4
 """From the application to its screen, to the widget in focus, and back with an action."""
+
+SECONDS_MAX: Final = 60
+"""After which a condition that does not come is a failure; nothing waits for so long otherwise."""
 
 CHARACTERS: Final = {"slash": "/", "question_mark": "?", "space": " "}
 SMALL: Final = (80, 24)
@@ -85,6 +88,12 @@ class Screen:
                 with self.app._context():
                     self.app.screen._on_timer_update()
 
+    async def wait_until(self, is_true: Callable[[], bool]) -> None:
+        """Wait until something is true of the screen or of what it has asked."""
+        async with asyncio.timeout(SECONDS_MAX):
+            while not is_true():
+                await self.settle()
+
     async def publish(self, snapshot: Snapshot) -> None:
         self.feed.publish(snapshot)
         await self.settle()
@@ -113,14 +122,14 @@ def use_terminal(
     steps: Callable[[Screen], Awaitable[None]],
     *,
     size: tuple[int, int] = SMALL,
-    read_soon: Callable[[], None] | None = None,
+    services: TopServices | None = None,
 ) -> None:
     """Start the application on a state, and do `steps` with it."""
 
     async def on_loop() -> None:
         feed, clock = StateFeed(state), FakeClock(NOW_MS)
         with keep_output() as written:
-            app = TopApp(feed, clock, read_soon)
+            app = TopApp(feed, clock, services)
             screen = Screen(app, feed, clock, written)
             async with app.run_test(size=size) as pilot:
                 screen.pilot = pilot
