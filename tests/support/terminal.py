@@ -25,6 +25,9 @@ HOPS: Final = 4
 SECONDS_MAX: Final = 60
 """After which a condition that does not come is a failure; nothing waits for so long otherwise."""
 
+MOVES_MAX: Final = 200
+"""Lines below the cursor among which one is looked for."""
+
 CHARACTERS: Final = {"slash": "/", "question_mark": "?", "space": " "}
 SMALL: Final = (80, 24)
 WIDE: Final = (160, 50)
@@ -68,6 +71,15 @@ class Screen:
             name = key if key.isalnum() or len(key) > 1 else _character_to_key(key)
             self.app.post_message(Key(name, character))
             await self.settle()
+
+    async def move_to(self, text: str) -> None:
+        """Move the cursor down to the first line that has a text, or whose command or reason has it."""
+        for _ in range(MOVES_MAX):
+            line = self.cursor_line
+            if line is not None and any(text in each for each in (self.lines[line], *self.lines[-3:-1])):
+                return
+            await self.press("down")
+        raise AssertionError(self.text)
 
     async def resize(self, width: int, height: int) -> None:
         assert self.pilot is not None

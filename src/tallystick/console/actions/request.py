@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 
 from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.console import commands
-from tallystick.console.visible import split_words
+from tallystick.console.visible import show, split_words
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
 from tallystick.kernel.value import Value
@@ -177,11 +177,11 @@ def get_subject(request: ActionRequest) -> str:
 def format_confirmation(request: ActionRequest) -> str:
     """Return what has to be typed: the subject, in the form of a Python literal if it cannot be typed.
 
-    Ids are chosen by clients: one with a line break or a change of writing direction would be shown as
-    something else than it is.
+    Ids are chosen by clients: one with a line break, a change of writing direction or a character that is not
+    drawn would be shown as something else than it is.
     """
     subject = get_subject(request)
-    is_plain = subject.isprintable() and subject == subject.strip()
+    is_plain = show(subject, max_length=len(subject)) == subject == subject.strip()
     return subject if is_plain else subject.encode("unicode_escape").decode("ascii").replace(" ", "\\x20")
 
 

@@ -16,6 +16,7 @@ from tallystick.console.actions.results import (
 from tallystick.console.actions.tickets import Submission
 from tallystick.console.terminal.action_stage import ActionStage, begin_stage, build_submission
 from tallystick.console.terminal.prompts import Asked, Prompt, ask_to_confirm, is_confirmed
+from tallystick.kernel.clock import Clock
 from tallystick.kernel.value import replace
 
 
@@ -35,14 +36,14 @@ class ActionPanel:
     What was confirmed goes on whatever page is shown, and also when the application ends: `wait` for it.
     """
 
-    def __init__(self, desk: Desk | None, user: str, on_change: Callable[[], None]) -> None:
+    def __init__(self, desk: Desk | None, user: str, clock: Clock, on_change: Callable[[], None]) -> None:
         """Without a desk, nothing can be changed.
 
         Args:
             user: the name in the audit log.
             on_change: called when the stage is another one.
         """
-        self._desk, self._user, self._on_change = desk, user, on_change
+        self._desk, self._user, self._clock, self._on_change = desk, user, clock, on_change
         self.stage: ActionStage | None = None
         self._task: asyncio.Task[None] | None = None
         self._reason, self._is_seen = "", True
@@ -92,7 +93,8 @@ class ActionPanel:
         except CannotRead as exc:
             planned = replace(stage, problem=f"What is true now could not be read: {exc}.")
         else:
-            planned = replace(stage, plan=dry_run.plan, token=dry_run.token)
+            at_ms = self._clock.now_ms()
+            planned = replace(stage, plan=dry_run.plan, token=dry_run.token, planned_ms=at_ms)
         if self.stage is stage:
             self.stage = planned
             self._on_change()
@@ -106,7 +108,8 @@ class ActionPanel:
             self._reason = typed.strip()
             return ask_to_confirm(stage.plan, self._reason)
         if not is_confirmed(stage.plan, typed):
-            return replace(prompt, note=f"Something else was typed, and nothing was done. {prompt.note}")
+            again = ask_to_confirm(stage.plan, self._reason)
+            return replace(again, note=f"Something else was typed, and nothing was done. {again.note}")
         self._send(stage, stage.plan)
         return None
 

@@ -17,6 +17,7 @@ class ActionStage(Value, kw_only=True):
     request     None while something has to be chosen, or where the address names no action
     plan        the dry run; None until it is made, or where nothing could be read
     token       what the desk gave for it
+    planned_ms  when the dry run was made
     problem     why there is no plan
     is_running  it was confirmed, and has no result yet
     """
@@ -25,6 +26,7 @@ class ActionStage(Value, kw_only=True):
     request: ActionRequest | None = None
     plan: ActionPlan | None = None
     token: str = ""
+    planned_ms: int | None = None
     problem: str = ""
     is_running: bool = False
     result: ActionResult | None = None

@@ -118,9 +118,10 @@ class TopApp(App[str]):
         self._head, self._page = LineView("head"), PageView("page")
         self._detail, self._keys = LineView("detail"), LineView("keys")
         self._prompt = PromptLine()
-        self.panel = ActionPanel(self._services.desk, self._services.user, self._show_stage)
+        desk, user = self._services.desk, self._services.user
+        self.panel = ActionPanel(desk, user, self._clock, self._show_stage)
         run = partial(self.run_worker, group="page", exclusive=True, exit_on_error=True)
-        self._asker = PageAsker(self._services.lookups, feed, self._clock, run, self.show_state)
+        self.asker = PageAsker(self._services.lookups, feed, self._clock, run, self.show_state)
         self.place = Place()
         self._visits: list[Visit] = []
         self._note = ""
@@ -145,7 +146,7 @@ class TopApp(App[str]):
     async def _follow(self) -> None:
         async for _ in self._feed.follow():
             self.show_state()
-            self._asker.follow(self.place)
+            self.asker.follow(self.place)
 
     # ----------------------------------------------------------------------- what is shown
 
@@ -162,7 +163,7 @@ class TopApp(App[str]):
             state,
             self.place,
             now_ms,
-            self._asker.answer,
+            self.asker.answer,
             self.panel.stage,
             allows_actions=self.panel.is_allowed,
         )
@@ -200,14 +201,18 @@ class TopApp(App[str]):
         if place.action is not None and stage is not None and self.panel.is_held:
             place = replace(place, action=stage.address)
         if is_kept:
-            self._remember()
+            anchor = self._page.anchor_at_cursor
+            left = Visit(
+                place=self.place, top=self._page.view.top, anchor="" if anchor is None else anchor.name
+            )
+            self._visits = [*self._visits, left][-VISITS_MAX:]
         self.place, self._note = place, ""
-        self._asker.visit(place)
+        self.asker.visit(place)
         if place.action is not None and self.panel.begin(place.action):
             self.run_worker(self.panel.plan(), group="dry run", exit_on_error=True)
         lines, height = self._build(), self._page.size.height
-        top, anchor = (0, "") if visit is None else (visit.top, visit.anchor)
-        self._page.show_page(lines, cursors.enter(lines, height, top=top, anchor=anchor))
+        top, name = (0, "") if visit is None else (visit.top, visit.anchor)
+        self._page.show_page(lines, cursors.enter(lines, height, top=top, anchor=name))
         self.show_frame()
 
     def _show_stage(self) -> None:
@@ -218,12 +223,6 @@ class TopApp(App[str]):
         self.show_frame()
 
     # ------------------------------------------------------------------------------- keys
-
-    def _remember(self) -> None:
-        view, anchor = self._page.view, self._page.anchor_at_cursor
-        name = "" if anchor is None else anchor.name
-        visit = Visit(place=self.place, top=view.top, anchor=name)
-        self._visits = [*self._visits, visit][-VISITS_MAX:]
 
     def action_go(self, section: str) -> None:
         """Go to a page of the menu, to the events, or to the page with the keys."""
@@ -259,7 +258,7 @@ class TopApp(App[str]):
 
     def action_turn(self, turn: str) -> None:
         """Turn to other records of the partition, or show them otherwise."""
-        answer = self._asker.answer
+        answer = self.asker.answer
         records: RecordsView | None = None
         if answer is not None and answer.records is not None:
             records = view_records(answer.state, answer.records, parse_format(self.place.query))
@@ -282,7 +281,7 @@ class TopApp(App[str]):
             self._go(self.place)
             return
         self._services.read_soon()
-        self._asker.ask(self.place)
+        self.asker.ask(self.place)
         self._say("It is read again as soon as its load allows.")
 
     def action_act(self) -> None:

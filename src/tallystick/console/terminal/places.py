@@ -179,7 +179,6 @@ class Turn(Enum):
 
     AFTER = "after"
     BEFORE = "before"
-    NEWEST = "newest"
     FORMAT = "format"
 
 
@@ -201,8 +200,6 @@ def turn_page(place: Place, turn: Turn, records: RecordsView | None) -> Place:
     if records is None or not place.lists_records:
         return place
     query = {name: value for name, value in place.query.items() if name in ("partition", "as")}
-    if turn is Turn.NEWEST:
-        return replace(place, query=query)
     offset = records.next_offset if turn is Turn.AFTER else records.previous_offset
     return place if offset is None else replace(place, query={**query, "offset": str(offset)})
 
@@ -225,7 +222,7 @@ def _next_format(present: Format) -> Format:
 # ---------------------------------------------------------------------------------------- keys
 
 _ALWAYS: Final = (("1-6", "pages"), ("Enter", "open"), ("Esc", "back"), ("?", "help"), ("q", "quit"))
-_TURNS: Final = (("o", "from"), ("n", "after"), ("p", "before"), ("f", "as text, json, hex"))
+_TURNS: Final = (("o", "from"), ("n", "after"), ("p", "before"), ("f", "format"))
 
 
 def list_keys(place: Place) -> tuple[tuple[str, str], ...]:

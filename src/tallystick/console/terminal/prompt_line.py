@@ -2,7 +2,7 @@
 
 from textual.widgets import Input
 
-from tallystick.console.terminal.prompts import Prompt
+from tallystick.console.terminal.prompts import LENGTH_MAX, Prompt
 from tallystick.console.visible import show
 
 
@@ -22,13 +22,13 @@ class PromptLine(Input):
 
     def replace(self, text: str, start: int, end: int) -> None:
         """Replace a part of the value."""
-        super().replace(show(text), start, end)
+        super().replace(show(text, max_length=LENGTH_MAX), start, end)
 
     def ask(self, prompt: Prompt) -> None:
         """Ask for something; the answer comes as `Submitted`."""
         self.prompt = prompt
         self.max_length = prompt.length_max
-        self.value = show(prompt.value)
+        self.value = show(prompt.value, max_length=LENGTH_MAX)
         self.display = True
         self.focus()
         self.cursor_position = len(self.value)

@@ -47,14 +47,20 @@ def build(
     state: ConsoleState, place: Place, now_ms: int, stage: ActionStage | None
 ) -> tuple[PageInfo, list[Block]]:
     """Build the page."""
-    snapshot = state.snapshot
     if stage is None and place.action is not None:
         stage = begin_stage(place.action)
     if stage is None:
-        return describe_page("Action", snapshot, (), now_ms), []
-    failures = () if stage.plan is None else stage.plan.failures
-    info = replace(describe_page(stage.name, snapshot, (), now_ms), failures=failures)
-    return info, list(_list_blocks(stage, place))
+        return describe_page("Action", state.snapshot, (), now_ms), []
+    return _describe(state, stage, now_ms), list(_list_blocks(stage, place))
+
+
+def _describe(state: ConsoleState, stage: ActionStage, now_ms: int) -> PageInfo:
+    """Return the head: its age is the dry run's, and not that of the console's own readings."""
+    title = stage.name if stage.plan is None else stage.plan.title
+    info = describe_page(title, state.snapshot, (), now_ms)
+    if stage.plan is None or stage.planned_ms is None:
+        return replace(info, age_ms=None, snapshot_number=0)
+    return replace(info, age_ms=max(0, now_ms - stage.planned_ms), failures=stage.plan.failures)
 
 
 def _list_blocks(stage: ActionStage, place: Place) -> Iterator[Block]:
@@ -118,7 +124,10 @@ def _list_targets(address: ActionAddress, place: Place) -> Iterator[Block]:
 
 
 def _list_plan(stage: ActionStage, plan: ActionPlan) -> Iterator[Block]:
-    yield Paragraph((say(plan.title, TextRole.STRONG), say("  "), say("This is a dry run: nothing is done.")))
+    ending = "The command line that does the same is at its end."
+    if stage.can_be_confirmed:
+        ending = "At its end it is confirmed (key End)."
+    yield Paragraph((say("This is a dry run: nothing is done. ", TextRole.STRONG), say(ending)))
     if plan.objections:
         is_refused = plan.guard is Guard.REFUSED
         text = "This is refused." if is_refused else "This is not done without a reason."

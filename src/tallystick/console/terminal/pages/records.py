@@ -105,11 +105,14 @@ def _describe_reading(view: RecordsView, read_ms: int | None) -> Paragraph:
     """Say when the records were read, as they are not read again by themselves, and where there are more."""
     ways = [
         name
-        for name, offset in (("n: after", view.next_offset), ("p: before", view.previous_offset))
+        for name, offset in (
+            ("n for those after", view.next_offset),
+            ("p for those before", view.previous_offset),
+        )
         if offset is not None
     ]
     early = " It ends early, at the limit of bytes or time of one page." if view.is_cut else ""
-    more = f" More: {', '.join(ways)}." if ways else ""
+    more = f" There are more: {', '.join(ways)}." if ways else ""
     text = f"Read at {write_time(read_ms)}, as {view.format}; r reads again.{early}{more}"
     return Paragraph((say(text, TextRole.QUIET),))
 
@@ -157,7 +160,8 @@ def _explain(row: RecordRow) -> str:
         texts.append("readers of committed records do not see it yet")
     if row.header_count:
         texts.append(pluralize(row.header_count, "header"))
-    return ", ".join(texts) + "."
+    lead = " t leads to its transaction." if row.transaction_key else ""
+    return f"{', '.join(texts)}.{lead}"
 
 
 # ----------------------------------------------------------------------------------- one record
