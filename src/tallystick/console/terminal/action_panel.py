@@ -15,7 +15,7 @@ from tallystick.console.actions.results import (
 )
 from tallystick.console.actions.tickets import Submission
 from tallystick.console.terminal.action_stage import ActionStage, begin_stage, build_submission
-from tallystick.console.terminal.prompts import Asked, Prompt, ask_to_confirm, is_confirmed
+from tallystick.console.terminal.prompts import Prompt, PromptKind, ask_to_confirm, is_confirmed
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.value import replace
 
@@ -104,7 +104,7 @@ class ActionPanel:
         stage = self.stage
         if stage is None or stage.plan is None or not stage.can_be_confirmed:
             return None
-        if prompt.asked is Asked.REASON:
+        if prompt.kind is PromptKind.REASON:
             self._reason = typed.strip()
             return ask_to_confirm(stage.plan, self._reason)
         if not is_confirmed(stage.plan, typed):

@@ -27,8 +27,8 @@ from tallystick.console.terminal.pages import build_page
 from tallystick.console.terminal.places import MENU, Place, Section, Turn, Visit, cycle_order, turn_page
 from tallystick.console.terminal.prompt_line import PromptLine
 from tallystick.console.terminal.prompts import (
-    Asked,
     Prompt,
+    PromptKind,
     answer_prompt,
     ask_filter,
     ask_records,
@@ -325,12 +325,12 @@ class TopApp(App[str]):
         prompt, typed = self._close_prompt(), event.value
         if prompt is None:
             return
-        if prompt.asked in (Asked.REASON, Asked.CONFIRMATION):
+        if prompt.kind in (PromptKind.REASON, PromptKind.CONFIRMATION):
             more = self.panel.answer(prompt, typed)
             if more is not None:
                 self._ask(more)
             return
-        self._go(answer_prompt(prompt, self.place, typed), is_kept=prompt.asked is Asked.FIELD)
+        self._go(answer_prompt(prompt, self.place, typed), is_kept=prompt.kind is PromptKind.FIELD)
 
     def _close_prompt(self) -> Prompt | None:
         prompt = self._prompt.close()

@@ -9,8 +9,8 @@ from tallystick.console.views.page_request import Ask, Lookups, PageRequest, ask
 from tallystick.kernel.clock import Clock
 
 
-class Question(Protocol):
-    """A question that is being asked; Textual's `Worker` is one."""
+class PendingAnswer(Protocol):
+    """A question whose answer is to come, or has come; Textual's `Worker` is one."""
 
     @property
     def is_running(self) -> bool:
@@ -29,7 +29,7 @@ class PageAsker:
         lookups: Lookups | None,
         feed: StateFeed,
         clock: Clock,
-        run: Callable[[Coroutine[Any, Any, None]], Question],
+        run: Callable[[Coroutine[Any, Any, None]], PendingAnswer],
         on_answer: Callable[[], None],
     ) -> None:
         """Ask nothing yet.
@@ -41,7 +41,7 @@ class PageAsker:
         self._lookups, self._feed, self._clock = lookups, feed, clock
         self._run, self._on_answer = run, on_answer
         self._subject: object = None
-        self._question: Question | None = None
+        self._question: PendingAnswer | None = None
         self.answer: PageRequest | None = None
 
     def visit(self, place: Place) -> None:

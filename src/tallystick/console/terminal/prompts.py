@@ -18,7 +18,7 @@ NAMED_MAX: Final = 80
 """Characters of an id that is repeated beside the line in which it is to be typed."""
 
 
-class Asked(Enum):
+class PromptKind(Enum):
     """What a line that is typed stands for."""
 
     FILTER = "filter"
@@ -38,7 +38,7 @@ class Prompt(Value, kw_only=True):
     field       its name in the URL of the browser's page
     """
 
-    asked: Asked
+    kind: PromptKind
     note: str
     value: str = ""
     length_max: int = LENGTH_MAX
@@ -50,7 +50,7 @@ def ask_filter(place: Place) -> Prompt:
     """Ask for the filter of a list."""
     fields = "health=WORD state=STATE store=NAME and " if place.can_sort else ""
     return Prompt(
-        asked=Asked.FILTER,
+        kind=PromptKind.FILTER,
         note=f"Filter by {fields}a part of the name. Enter applies it, Esc keeps what is shown.",
         value=format_filter(place.filter),
     )
@@ -59,25 +59,25 @@ def ask_filter(place: Place) -> Prompt:
 def ask_records() -> Prompt:
     """Ask where records are to begin."""
     return Prompt(
-        asked=Asked.RECORDS,
+        kind=PromptKind.RECORDS,
         note="From an offset, or a time (UTC) such as 2026-11-25T10:00; nothing: the newest. Enter reads.",
     )
 
 
 def ask_field(action: ActionAddress, field: str, note: str, value: str = "") -> Prompt:
     """Ask for a field of an action."""
-    return Prompt(asked=Asked.FIELD, note=note, value=value, action=action, field=field)
+    return Prompt(kind=PromptKind.FIELD, note=note, value=value, action=action, field=field)
 
 
 def ask_to_confirm(plan: ActionPlan, reason: str = "") -> Prompt:
     """Ask for the reason, if the plan needs one and has none yet, and else for the id."""
     if plan.guard is Guard.REASON and not reason.strip():
         note = "Why it is done all the same: the reason goes into the audit log. Esc: nothing is done."
-        return Prompt(asked=Asked.REASON, note=note, length_max=REASON_LENGTH_MAX)
+        return Prompt(kind=PromptKind.REASON, note=note, length_max=REASON_LENGTH_MAX)
     is_short = len(plan.confirmation) <= NAMED_MAX
     name = plan.confirmation if is_short else f"all {len(plan.confirmation):,} characters that are shown"
     note = f"Type {name} and press Enter to do it. Esc: nothing is done."
-    return Prompt(asked=Asked.CONFIRMATION, note=note)
+    return Prompt(kind=PromptKind.CONFIRMATION, note=note)
 
 
 def is_confirmed(plan: ActionPlan, typed: str) -> bool:
@@ -87,11 +87,11 @@ def is_confirmed(plan: ActionPlan, typed: str) -> bool:
 
 def answer_prompt(prompt: Prompt, place: Place, typed: str) -> Place:
     """Return where the answer to a prompt leads; the same place where it leads nowhere."""
-    if prompt.asked is Asked.FILTER:
+    if prompt.kind is PromptKind.FILTER:
         return replace(place, filter=parse_filter(typed))
-    if prompt.asked is Asked.RECORDS:
+    if prompt.kind is PromptKind.RECORDS:
         return seek_records(place, typed)
-    if prompt.asked is Asked.FIELD and prompt.action is not None:
+    if prompt.kind is PromptKind.FIELD and prompt.action is not None:
         query: Mapping[str, str] = {**prompt.action.query, prompt.field: typed.strip()}
         return replace(place, action=replace(prompt.action, query=query))
     return place

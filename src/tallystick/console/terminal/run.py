@@ -6,7 +6,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from tallystick.console.actions.audit import AUDIT_LOGGER
@@ -57,7 +57,13 @@ class HeldLog(logging.Handler):
         """Write what was held back, and hold no more."""
         self._is_held = False
         while self._lines:
-            print(self._lines.popleft(), file=sys.stderr, flush=True)
+            print_after_screen(self._lines.popleft())
+
+
+def print_after_screen(text: str) -> None:
+    """Print a line, unless the terminal is gone: what was begun goes on without it."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -108,11 +114,11 @@ async def run_top(source: SnapshotFollower, limits: Limits, services: TopService
 async def _wait_for_action(app: TopApp) -> None:
     """Wait for an action whose result was not shown, and print it."""
     if app.panel.is_running:
-        print("The action is under way: waiting for its result.", file=sys.stderr, flush=True)
+        print_after_screen("The action is under way: waiting for its result.")
     stage = await app.panel.wait(CLOSE_TIMEOUT_S)
     if stage is not None:
         for line in list_outcome(stage):
-            print(line, file=sys.stderr, flush=True)
+            print_after_screen(line)
 
 
 async def _feed(source: SnapshotFollower, feed: StateFeed) -> None:

@@ -100,8 +100,8 @@ def _list_state_choice(address: ActionAddress) -> Iterator[Block]:
     stored = address.query.get("state")
     note = "The state that the other half has stored, as producerId:epoch; nothing if it has stored none."
     anchor = Anchor(name="state", prompt=ask_field(address, "state", note, stored or ""))
-    shown = "not given yet" if stored is None else stored or "none is stored"
-    yield Paragraph((say("State that the other half has stored: "), say(shown, TextRole.STRONG)), anchor)
+    text = "not given yet" if stored is None else stored or "none is stored"
+    yield Paragraph((say("State that the other half has stored: "), say(text, TextRole.STRONG)), anchor)
 
 
 def _list_targets(address: ActionAddress, place: Place) -> Iterator[Block]:
@@ -116,8 +116,8 @@ def _list_targets(address: ActionAddress, place: Place) -> Iterator[Block]:
     topics = address.query.get("topics", "")
     note = "Topics, as TOPIC or TOPIC:0,1 with blanks between; nothing: all with offsets."
     anchor = Anchor(name="topics", prompt=ask_field(address, "topics", note, topics))
-    shown = topics or "all with offsets"
-    yield Paragraph((say(f"{'topics':<13}", TextRole.STRONG), say(shown)), anchor, indent=13)
+    text = topics or "all with offsets"
+    yield Paragraph((say(f"{'topics':<13}", TextRole.STRONG), say(text)), anchor, indent=13)
 
 
 # ------------------------------------------------------------------------------------- dry run
