@@ -53,7 +53,7 @@ def test_a_dead_writer_is_resolved_by_keys_and_health_turns_green(
         await see(screen, "1 transaction to recover.")
         assert screen.lines[0].startswith("tallystick recover")
         await screen.press("5", "slash", *name, "enter", "enter", "enter")
-        await screen.wait_until(lambda: "open, held back" in screen.text)
+        await screen.wait_until(lambda: "held back" in screen.text)
         await screen.press("t")
         assert screen.app.place.key == name
         await screen.press("a")

@@ -141,7 +141,8 @@ class TopApp(App[str]):
         self.show_state()
 
     def on_page_view_moved(self) -> None:
-        self._say("")
+        if self._prompt.prompt is None:  # a key may have asked for something before this came
+            self._say("")
 
     async def _follow(self) -> None:
         async for _ in self._feed.follow():

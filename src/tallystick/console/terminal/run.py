@@ -47,13 +47,13 @@ class HeldLog(logging.Handler):
         if record.name == AUDIT_LOGGER:
             self._lines.append(record.getMessage())
             if not self._is_held:
-                self.release()
+                self.let_through()
         elif record.levelno >= logging.ERROR:
             cause = record.exc_info[1] if record.exc_info else None
             text = record.getMessage()
             self.last_error = text if cause is None else f"{text}: {cause!r}"
 
-    def release(self) -> None:
+    def let_through(self) -> None:
         """Write what was held back, and hold no more."""
         self._is_held = False
         while self._lines:
@@ -74,7 +74,7 @@ def hold_log() -> Iterator[HeldLog]:
     try:
         yield handler
     finally:
-        handler.release()
+        handler.let_through()
         logger.removeHandler(handler)
 
 
@@ -96,7 +96,7 @@ async def run_top(source: SnapshotFollower, limits: Limits, services: TopService
         loop.add_signal_handler(each, app.exit)
     try:
         reason = await app.run_async(mouse=False)
-        log.release()
+        log.let_through()
         await _wait_for_action(app)
     finally:
         for each in ENDING_SIGNALS:

@@ -18,6 +18,7 @@ from tests.support.console_facts import (
 from tests.support.hostile_console import HARMLESS, make_hostile_state
 from tests.support.terminal import SMALL, Screen, use_terminal
 from tests.support.terminal_desk import DONE, USER, Stage
+from textual.events import Key
 
 from tallystick.admin.model import GroupDescription
 from tallystick.client.offsets import OffsetAndMetadata
@@ -110,6 +111,19 @@ def test_another_id_than_the_one_that_is_shown_does_nothing() -> None:
 
     stage.play(TROUBLE, steps)
     assert stage.actions == []
+
+
+def test_keys_that_come_at_once_leave_the_prompt_its_note() -> None:
+    stage = Stage(READING)
+
+    async def steps(screen: Screen) -> None:
+        await open_dry_run(screen)
+        for key in ("end", "enter"):  # as a terminal sends them that was waited for
+            screen.app.post_message(Key(key, None))
+        await screen.settle()
+        assert see(screen, f"Type {NAME} and press Enter to do it.")
+
+    stage.play(TROUBLE, steps)
 
 
 def test_a_state_that_has_moved_is_refused_with_what_has_changed() -> None:

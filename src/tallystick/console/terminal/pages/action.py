@@ -126,7 +126,7 @@ def _list_targets(address: ActionAddress, place: Place) -> Iterator[Block]:
 def _list_plan(stage: ActionStage, plan: ActionPlan) -> Iterator[Block]:
     ending = "The command line that does the same is at its end."
     if stage.can_be_confirmed:
-        ending = "At its end it is confirmed (key End)."
+        ending = "The key End leads to where it is confirmed."
     yield Paragraph((say("This is a dry run: nothing is done. ", TextRole.STRONG), say(ending)))
     if plan.objections:
         is_refused = plan.guard is Guard.REFUSED

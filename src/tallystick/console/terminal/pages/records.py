@@ -34,9 +34,10 @@ from tallystick.kernel.value import replace
 
 _RECORDS: Final = (
     Column(head="Offset", width=11, width_max=16, to_right=True),
-    Column(head="Verdict", width=19, width_max=28),
-    Column(head="Key", width=12, width_max=30, rank=1),
-    Column(head="Value", width=26, width_max=120, rank=1),
+    Column(head="Verdict", width=17),
+    Column(head="", width=9),
+    Column(head="Key", width=12, width_max=24, rank=1),
+    Column(head="Value", width=20, width_max=120, rank=1),
     Column(head="Time", width=23, rank=2),
     Column(head="Producer", width=12, width_max=20, rank=3, to_right=True),
 )
@@ -123,10 +124,10 @@ def _name_record(row: RecordRow) -> str:
 
 def _make_record(row: RecordRow, *, place: Place) -> Row:
     verdict = " ".join(filter(None, (row.verdict, row.marker)))
-    held_back = ", held back" if row.is_held_back else ""
     cells = (
         say(format_count(row.offset)),
-        say(f"{verdict}{held_back}", _ROLES.get(row.verdict, TextRole.QUIET)),
+        say(verdict, _ROLES.get(row.verdict, TextRole.QUIET)),
+        say("held back" if row.is_held_back else "", TextRole.QUIET),
         _make_cell(row.key),
         _make_cell(row.value),
         say(write_time(row.timestamp_ms)),
@@ -150,6 +151,11 @@ def _find_transaction(row: RecordRow) -> Place | None:
     return Place(section=Section.TRANSACTIONS, key=row.transaction_key) if row.transaction_key else None
 
 
+def _name_transaction(row: RecordRow) -> str:
+    """Say what the transaction is that `t` leads to: the record may be of an earlier one of its producer."""
+    return "its transaction" if row.verdict == RecordVerdict.OPEN.value else "what its producer has open now"
+
+
 def _explain(row: RecordRow) -> str:
     """Say what the columns may have no room for."""
     by = f"by {row.producer}" if row.producer else "without a producer id"
@@ -160,7 +166,7 @@ def _explain(row: RecordRow) -> str:
         texts.append("readers of committed records do not see it yet")
     if row.header_count:
         texts.append(pluralize(row.header_count, "header"))
-    lead = " t leads to its transaction." if row.transaction_key else ""
+    lead = f" t leads to {_name_transaction(row)}." if row.transaction_key else ""
     return f"{', '.join(texts)}.{lead}"
 
 
@@ -184,7 +190,9 @@ def _list_record(topic: TopicPage, view: RecordsView, offset: int) -> Iterator[B
     if row.transaction_key:
         target = _find_transaction(row)
         anchor = Anchor(name="transaction", target=target, holder=target)
-        yield Paragraph((say("Its transaction: "), say(row.transaction_key, TextRole.STRONG)), anchor)
+        name = _name_transaction(row)
+        label = f"{name[:1].upper()}{name[1:]}: "
+        yield Paragraph((say(label), say(row.transaction_key, TextRole.STRONG)), anchor)
     yield from _list_content("Key", row.key, view.format)
     yield from _list_content("Value", row.value, view.format)
     for number, header in enumerate(row.headers):
