@@ -12,6 +12,7 @@ from tallystick.console.feed import StateFeed
 from tallystick.console.lookup.record_query import parse_format
 from tallystick.console.terminal import cursor as cursors
 from tallystick.console.terminal.action_panel import ActionPanel, Desk
+from tallystick.console.terminal.action_stage import ActionStage
 from tallystick.console.terminal.asker import PageAsker
 from tallystick.console.terminal.frame import (
     DETAIL_LINES,
@@ -125,7 +126,7 @@ class TopApp(App[str]):
         self.place = Place()
         self._visits: list[Visit] = []
         self._note = ""
-        self._is_warned = False
+        self._warned_of: ActionStage | None = None
         self._frame: Frame | None = None
         self.theme = COLOURS_OF_THE_TERMINAL
 
@@ -294,7 +295,7 @@ class TopApp(App[str]):
         if self.place.action is not None:
             self._say("This is the page of an action. What it asks for is on the line under the cursor.")
         elif address is None:
-            self._say("There is nothing to be done here.")
+            self._say("There is no action here.")
         elif not self.panel.is_allowed:
             self._say("Actions are off: start it with --allow-actions. c copies the command.")
         else:
@@ -302,8 +303,9 @@ class TopApp(App[str]):
 
     async def action_quit(self) -> None:
         """End, at the second time if an action is under way."""
-        if self.panel.is_running and not self._is_warned:
-            self._is_warned = True
+        stage = self.panel.stage
+        if self.panel.is_running and stage is not self._warned_of:
+            self._warned_of = stage
             self._say(UNDER_WAY)
             return
         self.exit()

@@ -81,7 +81,7 @@ def ask_to_confirm(plan: ActionPlan, reason: str = "") -> Prompt:
 
 
 def is_confirmed(plan: ActionPlan, typed: str) -> bool:
-    """Return whether what was typed is what the page shows: there, each character of it is seen."""
+    """Return whether what was typed is what the page shows [ACT-4]: each character of it is seen there."""
     return typed.strip() == show(plan.confirmation, max_length=LENGTH_MAX)
 
 

@@ -39,6 +39,7 @@ from tallystick.console.terminal.places import (
     sort_rows,
 )
 from tallystick.console.views.lists import PAGE_ROWS
+from tallystick.console.views.stores import ROWS_MAX
 from tallystick.console.views.transactions import TransactionFilter, build_transactions
 from tallystick.kernel.value import replace
 
@@ -187,6 +188,17 @@ def test_a_list_has_all_its_rows_and_not_a_page_of_the_browser(section: Section)
     assert [str(anchor.target and anchor.target.key).rpartition("-")[2] for anchor in anchors] == [
         str(count - 1)
     ]
+
+
+def test_a_filter_finds_every_row_of_a_store() -> None:
+    rows = [make_row(f"pay-{number:03}", state=WRITER, settled=True) for number in range(3 * ROWS_MAX)]
+    state = advance(ConsoleState(), make_snapshot(stores=[make_store(*rows)]))
+    shown, anchors = show(Place(section=Section.STORES), state)
+    assert len([anchor for anchor in anchors if anchor.target is not None]) == len(rows)
+    assert "rows are shown" not in shown
+    wanted = TransactionFilter(text=rows[-1].transactional_id)
+    shown, anchors = show(Place(section=Section.STORES, filter=wanted), state)
+    assert [anchor.target.key for anchor in anchors if anchor.target is not None] == [wanted.text]
 
 
 FILTERS = st.builds(

@@ -1,6 +1,8 @@
 """Actions by keys: the dry run, what is typed, the three results, and how the application ends meanwhile."""
 
 import json
+import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from textual.events import Key
 
 from tallystick.admin.model import GroupDescription
 from tallystick.client.offsets import OffsetAndMetadata
+from tallystick.console.actions.audit import AUDIT_LOGGER
 from tallystick.console.actions.readings import (
     CompletionOutlook,
     OffsetMove,
@@ -33,6 +36,7 @@ from tallystick.console.actions.results import report_refusal, report_unknown
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState, advance
 from tallystick.console.terminal.places import Place, Section
+from tallystick.console.terminal.run import hold_log
 from tallystick.kernel.value import replace
 
 NAME = "pay-1"
@@ -98,6 +102,7 @@ def test_a_transaction_is_resolved_by_keys_alone(tmp_path: Path) -> None:
 
 
 def test_another_id_than_the_one_that_is_shown_does_nothing() -> None:
+    """[ACT-4]"""
     stage = Stage(READING)
 
     async def steps(screen: Screen) -> None:
@@ -356,6 +361,24 @@ def test_an_action_goes_on_while_other_pages_are_shown() -> None:
     assert len(stage.actions) == 1
 
 
+def test_quitting_is_warned_of_once_for_each_action() -> None:
+    stage = Stage(READING)
+    stage.gate.clear()
+
+    async def steps(screen: Screen) -> None:
+        for count in (1, 2):
+            await open_dry_run(screen)
+            await confirm(screen, NAME)
+            await screen.wait_until(lambda at=count: len(stage.actions) == at)
+            await screen.press("q")
+            assert screen.app.is_running
+            stage.gate.set()
+            await screen.wait_until(lambda: f"done  {DONE}" in screen.text)
+            stage.gate.clear()
+
+    stage.play(TROUBLE, steps)
+
+
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])
 def test_quitting_while_an_action_is_under_way_is_said_first(key: str) -> None:
     stage = Stage(READING)
@@ -412,6 +435,26 @@ def test_a_result_that_was_shown_is_not_told_again() -> None:
     stage.play(TROUBLE, steps)
 
 
+def test_the_audit_log_is_held_back_while_there_is_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    audit, other = logging.getLogger(AUDIT_LOGGER), logging.getLogger("tallystick.console")
+    with hold_log() as log:
+        audit.warning("intent")
+        other.error("a mistake")
+        other.warning("nothing")
+        assert capsys.readouterr().err == ""
+        assert log.last_error == "a mistake"
+        log.let_through()
+        assert capsys.readouterr().err == "intent\n"
+        thread = threading.Thread(target=audit.warning, args=("result",))  # the thread of actions
+        thread.start()
+        thread.join()
+        assert capsys.readouterr().err == "result\n"
+    with hold_log():
+        audit.warning("kept")
+        assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "kept\n"
+
+
 # ------------------------------------------------------------------------------------- and without
 
 
@@ -426,7 +469,7 @@ def test_without_the_option_the_command_is_shown_to_be_copied_as_ever() -> None:
         await screen.press("c")
         assert "Copied" in screen.text
         await screen.press("6", "a")
-        assert see(screen, "There is nothing to be done here.")
+        assert see(screen, "There is no action here.")
 
     use_terminal(TROUBLE, steps)
 
@@ -448,7 +491,7 @@ def test_a_command_that_changes_nothing_is_no_action() -> None:
         await screen.move_to("transactions describe")
         assert "a: dry run" not in screen.text
         await screen.press("a")
-        assert "There is nothing to be done here." in screen.text
+        assert "There is no action here." in screen.text
 
     stage.play(TROUBLE, steps)
 

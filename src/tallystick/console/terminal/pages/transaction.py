@@ -219,7 +219,9 @@ def _list_database(view: DatabaseView) -> Iterator[Block]:
     ):
         if value:
             yield field(label, value)
-    raw = ", ".join(f"{name}={value!r}" for name, value in view.raw_row.items())
+    raw = ", ".join(
+        f"{name}={'NULL' if value is None else repr(value)}" for name, value in view.raw_row.items()
+    )
     yield field("Raw row", raw)
 
 
