@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.worker import WorkType
 
 from tallystick.console.actions.request import find_action
 from tallystick.console.feed import StateFeed
@@ -136,7 +137,8 @@ class TopApp(App[str]):
     def on_mount(self) -> None:
         self._page.focus()
         self.set_interval(TICK_S, self.show_frame)
-        self.run_worker(self._follow(), exit_on_error=True)
+        follow: WorkType = self._follow
+        self.run_worker(follow, exit_on_error=True)
 
     def on_page_view_size_changed(self) -> None:
         self.show_state()
@@ -211,7 +213,8 @@ class TopApp(App[str]):
         self.place, self._note = place, ""
         self.asker.visit(place)
         if place.action is not None and self.panel.begin(place.action):
-            self.run_worker(self.panel.plan(), group="dry run", exit_on_error=True)
+            plan: WorkType = self.panel.plan
+            self.run_worker(plan, group="dry run", exit_on_error=True)
         lines, height = self._build(), self._page.size.height
         top, name = (0, "") if visit is None else (visit.top, visit.anchor)
         self._page.show_page(lines, cursors.enter(lines, height, top=top, anchor=name))

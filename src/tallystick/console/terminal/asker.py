@@ -1,6 +1,7 @@
 """Asks the cluster what only the page that is shown has: a history, or records."""
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol
 
 from tallystick.console.feed import StateFeed
@@ -29,7 +30,7 @@ class PageAsker:
         lookups: Lookups | None,
         feed: StateFeed,
         clock: Clock,
-        run: Callable[[Coroutine[Any, Any, None]], PendingAnswer],
+        run: Callable[[Callable[[], Coroutine[Any, Any, None]]], PendingAnswer],
         on_answer: Callable[[], None],
     ) -> None:
         """Ask nothing yet.
@@ -60,7 +61,7 @@ class PageAsker:
         """Ask for a page that is open; it shows the former answer until the next one comes."""
         ask = ask_history if place.has_history else ask_records if place.has_records else None
         if ask is not None and self._lookups is not None:
-            self._question = self._run(self._ask(ask, self._lookups, place, self._subject))
+            self._question = self._run(partial(self._ask, ask, self._lookups, place, self._subject))
 
     async def _ask(self, ask: Ask, lookups: Lookups, place: Place, subject: object) -> None:
         request = PageRequest(

@@ -12,6 +12,7 @@ from tests.support.console_facts import (
 )
 from tests.support.terminal import WIDE, Screen, use_terminal
 from tests.support.terminal_answers import Answers, make_record, make_transition
+from textual.events import Key
 
 from tallystick.admin.txn.hanging import HangingFinding
 from tallystick.console.lookup.record_page import RecordVerdict
@@ -276,6 +277,20 @@ def test_one_record_is_shown_as_a_whole_and_in_other_forms() -> None:
         assert len(answers.asked) == 1
 
     use_terminal(OPEN, steps, size=WIDE, services=TopServices(lookups=answers))
+
+
+def test_a_question_that_another_one_replaces_at_once_leaves_nothing_behind() -> None:
+    answers = Answers(records=RECORDS)
+
+    async def steps(screen: Screen) -> None:
+        await screen.press("5", "enter", "enter")
+        for _ in range(5):  # keys that a terminal sends faster than they are handled
+            screen.app.post_message(Key("r", "r"))
+        await screen.press("escape")
+        await screen.wait_until(lambda: screen.app.place == TOPIC)
+        assert len(answers.asked) > 1
+
+    use_terminal(OPEN, steps, services=TopServices(lookups=answers))
 
 
 def test_what_keeps_records_from_being_read_is_said() -> None:
