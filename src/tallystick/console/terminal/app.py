@@ -137,7 +137,7 @@ class TopApp(App[str]):
     def on_mount(self) -> None:
         self._page.focus()
         self.set_interval(TICK_S, self.show_frame)
-        follow: WorkType = self._follow
+        follow: WorkType[None] = self._follow
         self.run_worker(follow, exit_on_error=True)
 
     def on_page_view_size_changed(self) -> None:
@@ -213,7 +213,7 @@ class TopApp(App[str]):
         self.place, self._note = place, ""
         self.asker.visit(place)
         if place.action is not None and self.panel.begin(place.action):
-            plan: WorkType = self.panel.plan
+            plan: WorkType[None] = self.panel.plan
             self.run_worker(plan, group="dry run", exit_on_error=True)
         lines, height = self._build(), self._page.size.height
         top, name = (0, "") if visit is None else (visit.top, visit.anchor)
