@@ -296,6 +296,6 @@ def test_a_group_that_gets_a_member_meanwhile_is_not_moved(site: Site) -> None:
         assert refused.status_code == 409
         text = read_form(refused.text).text
         assert "The state has moved" in text
-        assert "members read it" in text
+        assert "1 member reads it" in text
 
     site.play(story)

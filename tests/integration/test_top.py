@@ -2,36 +2,28 @@
 
 import asyncio
 import os
-import pty
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
-from tests.support.collecting import QUICK_PACES
-from tests.support.dual_world import Crash, Crashed, new_name
+from tests.support.dual_world import new_name
 from tests.support.raw_producer import make_topic
-from tests.support.terminal import Screen, keep_output
+from tests.support.terminal import Screen
+from tests.support.top_cluster import SECONDS_MAX, InTerminal, die_after, see, use_cluster
 
 from tallystick import Producer
 from tallystick.cli.main import main
-from tallystick.console.collect.collector import Collector
-from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.feed import StateFeed
 from tallystick.console.health import Limits
-from tallystick.console.state import ConsoleState
-from tallystick.console.terminal.app import TopApp
-from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.testing import EmbeddedBroker, FakeClock
+from tallystick.dualwrite import SqlStore
+from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
-
-SECONDS_MAX = 120
 
 
 @pytest.fixture
@@ -47,71 +39,6 @@ def url(tmp_path: Path) -> Iterator[str]:
     SqlStore(engine).create()
     yield url
     engine.dispose()
-
-
-def die_after(step: str, url: str, broker: EmbeddedBroker) -> str:
-    """Send one record in a dual write, and be gone after a step; return the transactional id."""
-    name, engine = new_name(), create_engine(url)
-    make_topic(broker, name)
-    config = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": name}
-    crash = Crash(at=step)
-    with closing(DualWriter(SqlStore(engine), config, watch=crash)) as writer:
-        with suppress(Crashed):
-            writer.recover()
-            with writer.transaction() as txn:
-                txn.send(name, b"1")
-        crash.over = True
-        for branch in writer._session._branches_by_id:
-            producer = branch.detach_producer()
-            if producer is not None:
-                producer.close(abort=False)
-    engine.dispose()
-    return name
-
-
-def use_cluster(
-    broker: EmbeddedBroker, steps: Callable[[Screen], Awaitable[None]], *urls: str, limits: Limits
-) -> None:
-    """Show a cluster in the application, without a terminal."""
-    client = {"bootstrap.servers": broker.bootstrap_servers}
-    config = CollectorConfig.check(client, urls, paces=QUICK_PACES, publish_ms=10, hanging_limit_ms=0)
-
-    async def on_loop() -> None:
-        feed, clock = StateFeed(ConsoleState(limits=limits)), FakeClock()
-        with keep_output() as written:
-            app = TopApp(feed, clock)
-            async with asyncio.timeout(SECONDS_MAX), Collector(config) as collector:
-                feeding = asyncio.create_task(feed_from(collector, feed, clock))
-                async with app.run_test(size=(120, 40)) as pilot:
-                    screen = Screen(app, feed, clock, written)
-                    screen.pilot = pilot
-                    await steps(screen)
-                feeding.cancel()
-                await asyncio.gather(feeding, return_exceptions=True)
-
-    asyncio.run(on_loop())
-
-
-async def feed_from(collector: Collector, feed: StateFeed, clock: FakeClock) -> None:
-    async for snapshot in collector.follow():
-        clock.advance(max(0, snapshot.at_ms - clock.now_ms()))
-        feed.publish(snapshot)
-
-
-async def see(screen: Screen, text: str) -> None:
-    """Wait for a state that shows a text, however it is broken into lines."""
-
-    def is_seen() -> bool:
-        return text in " ".join(screen.text.split())
-
-    states = screen.feed.follow()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(SECONDS_MAX / 2):
-            await screen.settle()
-            while not is_seen():
-                await anext(states)
-                await screen.settle()
-    assert is_seen(), screen.text
 
 
 def test_a_transaction_in_doubt_appears_with_its_verdict_and_goes(broker: EmbeddedBroker, url: str) -> None:
@@ -217,38 +144,6 @@ def test_once_says_when_no_broker_answers(tmp_path: Path, capsys: pytest.Capture
     assert "not read" in printed
     assert "unknown: Not read for" in printed
     assert "nothing is known yet: cluster: " in printed
-
-
-class InTerminal:
-    """A Python program in a terminal of its own."""
-
-    def __init__(self, *words: str) -> None:
-        self.ours, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, *words],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
-            start_new_session=True,
-        )
-        os.close(theirs)
-        self.written = b""
-
-    def read_until(self, text: bytes) -> None:
-        """Read what is written until a text was; the process ends the terminal, and pytest a hang."""
-        while text not in self.written:
-            self.written += os.read(self.ours, 65_536)
-
-    def read_rest(self) -> None:
-        with suppress(OSError):  # the other side is closed
-            while data := os.read(self.ours, 65_536):
-                self.written += data
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.ours)
 
 
 @pytest.mark.parametrize("end", ["q", "SIGTERM"])

@@ -5,6 +5,7 @@ from typing import Final
 from tests.support.console_facts import (
     NOW_MS,
     ORDERS,
+    SERVERS,
     WRITER,
     describe,
     make_case,
@@ -19,6 +20,14 @@ from tests.support.console_facts import (
 from tallystick.admin.model import GroupDescription, MemberDescription
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.client.net.metadata import Node
+from tallystick.console.actions.config import ActionConfig
+from tallystick.console.actions.desk import ActionDesk
+from tallystick.console.actions.readings import Reading, TransactionReading
+from tallystick.console.actions.request import ActionRequest
+from tallystick.console.actions.results import report_unknown
+from tallystick.console.lookup.history import HistorySource, IdHistory
+from tallystick.console.lookup.record_page import BrowsedRecord, RecordPage, RecordVerdict, clip
+from tallystick.console.lookup.record_query import RecordQuery
 from tallystick.console.snapshot import (
     ClusterFacts,
     GroupFacts,
@@ -35,7 +44,9 @@ from tallystick.console.state import ConsoleState, advance
 from tallystick.dualwrite.rules.lease_rules import LeaseRow
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
+from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind
 from tallystick.spark.protocol.committable import JobChecksums, Participant, RowChecksum
+from tallystick.testing import FakeClock
 
 HARMLESS: Final = "pay-harmless"
 HOSTILE: Final = {
@@ -139,3 +150,84 @@ def make_hostile_state(name: str) -> ConsoleState:
     """Return the state after two looks at the snapshot."""
     snapshot = make_hostile_snapshot(name)
     return advance(advance(ConsoleState(), snapshot), read_again(snapshot))
+
+
+class HostileAnswers:
+    """Tells a history and records in which every text is one that means harm."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def read_history(self, transactional_id: str) -> IdHistory:
+        transition = TransactionTransition(
+            transactional_id=transactional_id,
+            kind=TransitionKind.BEGUN,
+            at_ms=NOW_MS,
+            state=self._name,
+            producer=WRITER,
+            partition_count=1,
+            client_id=self._name,
+            address=self._name,
+        )
+        return IdHistory(source=HistorySource.BROKER, transitions=(transition,), failure=self._name)
+
+    async def browse_records(self, query: RecordQuery) -> RecordPage:
+        data = self._name.encode("utf-8", "surrogatepass")
+        record = BrowsedRecord(
+            offset=1,
+            timestamp_ms=NOW_MS,
+            is_append_time=False,
+            verdict=RecordVerdict.OPEN,
+            is_held_back=True,
+            producer=WRITER,
+            key=clip(data),
+            value=clip(data + b"\xff\x1b[2J" + b"v" * 1_000_000),
+            headers=((self._name, clip(data)),),
+            header_count=1,
+        )
+        return RecordPage(
+            partition=query.partition,
+            first=0,
+            next_offset=2,
+            start=0,
+            last_stable=1,
+            end=3,
+            records=(record,),
+            failure=self._name,
+        )
+
+    async def download(self, at: TopicPartition, offset: int, *, is_key: bool) -> bytes | None:
+        return self._name.encode()
+
+
+class HostileReadings:
+    """What is true of an id whose name, store and row mean harm."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def read(self, request: ActionRequest) -> Reading:
+        name = self._name
+        snapshot = make_snapshot(
+            describe(name, writer=WRITER, age_ms=185_000, partitions=(TopicPartition(name, 0),)),
+            stores=[
+                make_hostile_store(name),
+                make_store(name=f"{name}-away", failures=(f"{name}: away",), read_ms=0),
+            ],
+        )
+        cluster = replace(snapshot.cluster, cluster_id=name)
+        return TransactionReading(snapshot=replace(snapshot, cluster=cluster), transactional_id=name)
+
+    async def close(self) -> None:
+        pass
+
+
+def make_hostile_desk(name: str) -> ActionDesk:
+    """Return a desk whose every reading and result is a text that means harm."""
+    settings = {"bootstrap.servers": SERVERS}
+    return ActionDesk(
+        ActionConfig(admin=settings, producer=settings),
+        clock=FakeClock(NOW_MS),
+        reader=HostileReadings(name),
+        act=lambda _, __, ___, plan: report_unknown(name, plan),
+    )

@@ -16,11 +16,17 @@ from textual.pilot import Pilot
 from tallystick.console.feed import StateFeed
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState
-from tallystick.console.terminal.app import TopApp
+from tallystick.console.terminal.app import TopApp, TopServices
 from tallystick.testing import FakeClock
 
 HOPS: Final = 4
 """From the application to its screen, to the widget in focus, and back with an action."""
+
+SECONDS_MAX: Final = 60
+"""After which a condition that does not come is a failure; nothing waits for so long otherwise."""
+
+MOVES_MAX: Final = 200
+"""Lines below the cursor among which one is looked for."""
 
 CHARACTERS: Final = {"slash": "/", "question_mark": "?", "space": " "}
 SMALL: Final = (80, 24)
@@ -66,6 +72,15 @@ class Screen:
             self.app.post_message(Key(name, character))
             await self.settle()
 
+    async def move_to(self, text: str) -> None:
+        """Move the cursor down to the first line that has a text, or whose command or reason has it."""
+        for _ in range(MOVES_MAX):
+            line = self.cursor_line
+            if line is not None and any(text in each for each in (self.lines[line], *self.lines[-3:-1])):
+                return
+            await self.press("down")
+        raise AssertionError(self.text)
+
     async def resize(self, width: int, height: int) -> None:
         assert self.pilot is not None
         await self.pilot.resize_terminal(width, height)
@@ -84,6 +99,12 @@ class Screen:
             if self.app.is_running:
                 with self.app._context():
                     self.app.screen._on_timer_update()
+
+    async def wait_until(self, is_true: Callable[[], bool]) -> None:
+        """Wait until something is true of the screen or of what it has asked."""
+        async with asyncio.timeout(SECONDS_MAX):
+            while not is_true():
+                await self.settle()
 
     async def publish(self, snapshot: Snapshot) -> None:
         self.feed.publish(snapshot)
@@ -113,14 +134,14 @@ def use_terminal(
     steps: Callable[[Screen], Awaitable[None]],
     *,
     size: tuple[int, int] = SMALL,
-    read_soon: Callable[[], None] | None = None,
+    services: TopServices | None = None,
 ) -> None:
     """Start the application on a state, and do `steps` with it."""
 
     async def on_loop() -> None:
         feed, clock = StateFeed(state), FakeClock(NOW_MS)
         with keep_output() as written:
-            app = TopApp(feed, clock, read_soon)
+            app = TopApp(feed, clock, services)
             screen = Screen(app, feed, clock, written)
             async with app.run_test(size=size) as pilot:
                 screen.pilot = pilot

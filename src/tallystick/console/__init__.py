@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from tallystick.console.actions.desk import ActionDesk
     from tallystick.console.collect.collector import Collector
     from tallystick.console.lookup.lookups import ClusterLookups
-    from tallystick.console.terminal.run import run_top
+    from tallystick.console.terminal.app import TopServices
+    from tallystick.console.terminal.run import hold_log, run_top
     from tallystick.console.web.beside import ConsoleThread
     from tallystick.console.web.serve import Services, open_feed, serve
 
@@ -33,6 +34,8 @@ __all__ = [
     "Collector",
     "ConsoleThread",
     "Services",
+    "TopServices",
+    "hold_log",
     "open_feed",
     "run_top",
     "serve",
@@ -48,6 +51,8 @@ if not TYPE_CHECKING:  # loaded once the console listens: its address does not w
             "Collector": "tallystick.console.collect.collector:Collector",
             "ConsoleThread": "tallystick.console.web.beside:ConsoleThread",
             "open_feed": "tallystick.console.web.serve:open_feed",
+            "TopServices": "tallystick.console.terminal.app:TopServices",
+            "hold_log": "tallystick.console.terminal.run:hold_log",
             "run_top": "tallystick.console.terminal.run:run_top",
             "serve": "tallystick.console.web.serve:serve",
         },

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from tallystick.admin.model import OPEN_STATES, TransactionDescription
 from tallystick.admin.txn.hanging import Verdict
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.console.snapshot import (
     NEVER_MS,
     ClusterFacts,
@@ -25,6 +26,7 @@ from tallystick.console.snapshot import (
     StoreFacts,
     TransactionFacts,
 )
+from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import Value, replace
 
 CAPACITY: Final = 1_000
@@ -194,7 +196,11 @@ def _compare_transactions(before: TransactionFacts, after: TransactionFacts) -> 
         if present is None:
             continue
         if former is None:
-            yield EventKind.BEGUN, name, f"{name} has begun a transaction as {present.writer}."
+            yield (
+                EventKind.BEGUN,
+                name,
+                f"{name} has begun a transaction as {_format_identity(present.writer)}.",
+            )
         if present.state != "Ongoing" and (former is None or former.state == "Ongoing"):
             word = "committed" if present.state == "PrepareCommit" else "aborted"
             yield EventKind.DECIDED, name, f"{name} is being {word}."
@@ -202,7 +208,8 @@ def _compare_transactions(before: TransactionFacts, after: TransactionFacts) -> 
     for case in after.cases:
         if case.verdict is Verdict.HANGING and case.transaction.key not in known:
             at = case.transaction
-            text = f"A transaction of {at.writer} hangs in {at.partition} at {at.start_offset}."
+            writer = _format_identity(at.writer)
+            text = f"A transaction of {writer} hangs in {at.partition} at {at.start_offset}."
             yield EventKind.HANGING, str(at.partition), text
 
 
@@ -219,6 +226,11 @@ def _is_same(former: TransactionDescription, present: TransactionDescription) ->
     if former.state != "Ongoing" and present.state == "Ongoing":
         return False
     return former.started_ms == present.started_ms
+
+
+def _format_identity(identity: ProducerIdAndEpoch) -> str:
+    """Return a producer id and epoch as pages show them, and as a database stores them (KIP-939)."""
+    return str(PreparedTxnState.of(identity))
 
 
 def _describe_end(former: TransactionDescription, present: TransactionDescription | None) -> str:

@@ -12,10 +12,12 @@ snapshots are not enough for that: the second one may still hold the same readin
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from tallystick.admin.model import OPEN_STATES, TransactionDescription
 from tallystick.admin.txn.hanging import HangingCase, HangingFinding
 from tallystick.client.transactions.modes import Mode
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.console.health import SEVERITY, Health, Judgement, Limits
 from tallystick.console.judge import (
     SparkHalf,
@@ -47,6 +49,9 @@ _NOT_THE_DESCRIBED: frozenset[HangingFinding] = frozenset(
     }
 )
 
+STRANGER_PREFIX: Final = "producer:"
+"""Begins the key of a transaction of no known transactional id."""
+
 
 class JointTransaction(Value, kw_only=True):
     """One transaction: its views, and what they come to.
@@ -69,6 +74,13 @@ class JointTransaction(Value, kw_only=True):
     def transactional_id(self) -> str | None:
         """The id; None if no coordinator knows the producer."""
         return self.views.transactional_id
+
+    @property
+    def key(self) -> str:
+        """What names it on pages: its transactional id, or its producer where no coordinator has it so."""
+        if self.transactional_id is not None and not self.views.is_stranger:
+            return self.transactional_id
+        return f"{STRANGER_PREFIX}{PreparedTxnState.of(self.views.writer)}"
 
     @property
     def health(self) -> Health:

@@ -49,7 +49,7 @@ def find_health_changes(
         former, present = known.get(_identify(each), Health.OK), each.health
         if former is present:
             continue
-        name = each.transactional_id or str(each.views.writer)
+        name = each.key
         if present not in _TOLD_OTHERWISE:
             yield EventKind.HEALTH, name, f"{name} is {present.value}: {each.judgement.reason}"
         elif present is Health.OK and former not in _WELL:

@@ -127,7 +127,7 @@ def test_offsets_of_a_group_are_moved(servers: dict[str, Any]) -> None:
 
     async def story(operator: Operator) -> None:
         text = await confirm(operator, "/actions/reset-offsets/movers?to=to-latest", "movers")
-        assert "1 offsets are passed over" in text
+        assert "1 offset is passed over" in text
 
     play(servers, story)
     with Admin(servers) as admin:

@@ -53,4 +53,19 @@ def test_it_has_the_options_of_the_console(capsys: pytest.CaptureFixture[str]) -
     assert main(["top", "--help"]) == 0
     text = capsys.readouterr().out
     options = ("--bootstrap-server", "--command-config", "--store", "--decisions", "--grace-s", "--limit-s")
-    assert [option for option in (*options, "--once") if option not in text] == []
+    more = ("--once", "--allow-actions", "--audit-log")
+    assert [option for option in (*options, *more) if option not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--audit-log", "audit.jsonl"), "--audit-log: needs --allow-actions"),
+        (("--once", "--allow-actions"), "--allow-actions: not with --once"),
+    ],
+)
+def test_what_does_not_go_together_is_said(
+    options: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "--bootstrap-server", "127.0.0.1:1", *options]) == 2
+    assert problem in capsys.readouterr().err

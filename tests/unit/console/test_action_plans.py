@@ -450,7 +450,7 @@ def test_a_lease_that_is_held_is_said_and_counts() -> None:
     assert "its process is alive" in plan.cautions[0]
     expired = replace(held, expires_at_ms=NOW_MS)
     later = plan_action(RESOLVE, read(describe(), row, leases=(expired,)), SERVERS)
-    assert any("expired by host 7" in change for change in list_changes(plan, later))
+    assert any("has expired; host 7" in change for change in list_changes(plan, later))
 
 
 def test_a_form_keeps_nothing_of_other_ids() -> None:

@@ -42,6 +42,7 @@ from tallystick.console.actions.request import (
 )
 from tallystick.console.health import Limits
 from tallystick.console.joint import join_views
+from tallystick.console.visible import show
 from tallystick.kernel.ids import TopicPartition
 
 IDS = st.text(min_size=1, max_size=40).filter(lambda text: not text.startswith("-"))
@@ -173,6 +174,9 @@ def test_commands_that_change_nothing_are_no_actions(command: str) -> None:
         (" a", "\\x20a"),
         ("\u202egnp", "\\u202egnp"),
         ("\x1b[31m", "\\x1b[31m"),
+        ("pay\u0301", "pay\\u0301"),
+        ("pay\u115f", "pay\\u115f"),
+        ("pay\u2800", "pay\\u2800"),
     ],
 )
 def test_what_cannot_be_typed_is_typed_as_it_is_written_in_python(subject: str, expected: str) -> None:
@@ -184,7 +188,10 @@ def test_what_has_to_be_typed_can_be_seen_and_typed(subject: str) -> None:
     text = format_confirmation(ForceTerminate(transactional_id=subject))
     assert text.isprintable()
     assert text == text.strip()
-    assert (text == subject) is (subject.isprintable() and subject == subject.strip())
+    assert show(text, max_length=len(text)) == text
+    assert text == subject or text.isascii()
+    if subject.isascii() and subject.isprintable() and subject == subject.strip():
+        assert text == subject
 
 
 @pytest.mark.parametrize(

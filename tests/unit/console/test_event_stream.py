@@ -14,16 +14,25 @@ from tests.support.console_facts import (
     make_row,
     make_snapshot,
     make_store,
+    pair,
     read_again,
 )
 from tests.unit.console.test_web import HOSTILE, Page, make_client
 
+from tallystick.admin.model import TransactionDescription
 from tallystick.admin.txn.hanging import HangingFinding
 from tallystick.console.events import USUAL_KIND_MAX, EventKind, EventLog
 from tallystick.console.feed import StateFeed
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState, advance
-from tallystick.console.views.events import OVERVIEW_EVENTS, STREAM_EVENTS_MAX, list_unseen, stream_events
+from tallystick.console.views.events import (
+    OVERVIEW_EVENTS,
+    STREAM_EVENTS_MAX,
+    build_events,
+    list_unseen,
+    stream_events,
+)
+from tallystick.console.views.transaction import build_transaction
 from tallystick.console.visible import show_on_page
 from tallystick.kernel.value import replace
 
@@ -55,6 +64,24 @@ def test_a_transaction_that_is_not_well_any_more_is_told_once() -> None:
     state = advance(advance(state, later), read_again(later))
     assert list_kinds(state) == [(EventKind.HEALTH, "pay-1")]
     assert state.events.events[0].text.startswith("pay-1 is slow: It is open for longer than the limit")
+
+
+@pytest.mark.parametrize(
+    ("finding", "owner"),
+    [(HangingFinding.MAYBE_UNLISTED, None), (HangingFinding.COORDINATOR_BEHIND, describe())],
+    ids=["of no known id", "of an id whose coordinator is behind"],
+)
+def test_an_event_of_what_no_coordinator_has_leads_to_its_page(
+    finding: HangingFinding, owner: TransactionDescription | None
+) -> None:
+    state = advance(ConsoleState(), make_snapshot())
+    case = make_case(finding, owner, pair(77, 0))
+    snapshot = read_again(make_snapshot(*(() if owner is None else (owner,)), cases=[case]))
+    state = advance(advance(state, snapshot), read_again(snapshot))
+    (event,) = [row for row in build_events(state, "", NOW_MS).events if row.kind == "health"]
+    assert event.key == "producer:77:0"
+    assert build_transaction(state, event.key, NOW_MS).row is not None
+    assert event.text.startswith("producer:77:0 is ")
 
 
 def test_what_was_not_well_at_the_start_is_no_event() -> None:

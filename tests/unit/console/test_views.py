@@ -37,6 +37,7 @@ from tallystick.console.views.transactions import (
     build_key,
     build_transactions,
 )
+from tallystick.dualwrite.rules.lease_rules import LeaseRow
 
 
 def show(snapshot: Snapshot) -> ConsoleState:
@@ -119,6 +120,15 @@ def test_an_id_that_is_not_open_shows_what_is_known_of_it() -> None:
     assert page.database is not None
     assert page.database.is_settled
     assert build_transaction(state, "nothing of that name", NOW_MS).coordinator is None
+
+
+def test_an_id_that_is_not_open_shows_its_lease_and_every_store_that_has_a_row() -> None:
+    lease = LeaseRow(transactional_id="pay-1", base="pay", number=1, holder="h", expires_at_ms=NOW_MS + 9_000)
+    stores = [make_store(make_row(settled=True), leases=(lease,)), make_store(make_row(), name="sqlite:///b")]
+    page = build_transaction(advance(ConsoleState(), make_snapshot(stores=stores)), "pay-1", NOW_MS)
+    assert page.row is None
+    assert page.database is not None
+    assert (page.database.lease, page.database.other_stores) == ("held", ("sqlite:///b",))
 
 
 def test_an_overview_says_what_it_lacks() -> None:

@@ -95,9 +95,7 @@ def console(
         certificate=certificate,
         key=key,
     )
-    problems = list(options.find_problems())
-    if audit_log is not None and not allow_actions:
-        problems.append("--audit-log: needs --allow-actions")
+    problems = [*options.find_problems(), *list_action_problems(audit_log, allow_actions=allow_actions)]
     config: CollectorConfig | None = None
     with collect_problems(problems):
         config = CollectorConfig.check(
@@ -108,16 +106,22 @@ def console(
         )
     if problems or config is None:
         raise BadConfig("\n".join(problems))
-    actions = _configure_actions(config, settings, audit_log) if allow_actions else None
+    actions = configure_actions(config, settings, audit_log) if allow_actions else None
     limits = Limits(grace_ms=grace_s * 1000, limit_ms=limit_s * 1000)
     with open_listener(options) as listener, suppress(KeyboardInterrupt):  # the way to end it
         print(f"The console is at {format_address(options, listener)}", file=sys.stderr, flush=True)
         asyncio.run(_serve(config, listener, options, limits, actions))
 
 
-def _configure_actions(
+def list_action_problems(audit_log: Path | None, *, allow_actions: bool) -> list[str]:
+    """Return what of the options for actions does not go together."""
+    return [] if audit_log is None or allow_actions else ["--audit-log: needs --allow-actions"]
+
+
+def configure_actions(
     config: CollectorConfig, settings: Mapping[str, object], audit_log: Path | None
 ) -> ActionConfig:
+    """Return what actions need, from the settings of the command."""
     return ActionConfig(
         admin=config.client,
         producer=add_modes(select_role_settings("producer", settings), (), prepares=True),

@@ -1,9 +1,10 @@
-"""`tallystick top`: both halves of every transaction in a terminal, read only, or once as a text."""
+"""`tallystick top`: both halves of every transaction in a terminal, or once as a text."""
 
 import asyncio
 import os
+import pwd
 import sys
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,8 +17,18 @@ from tallystick.cli.cluster_command import (
     build_config,
     select_role_settings,
 )
-from tallystick.cli.commands.console import Decisions, Grace, Limit, Stores
+from tallystick.cli.commands.console import (
+    AllowActions,
+    AuditLog,
+    Decisions,
+    Grace,
+    Limit,
+    Stores,
+    configure_actions,
+    list_action_problems,
+)
 from tallystick.cli.exits import ExitCode, interruptible
+from tallystick.console.actions.config import ActionConfig
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.health import Limits
@@ -25,7 +36,7 @@ from tallystick.console.state import ConsoleState
 from tallystick.console.terminal.once import look_once
 from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary
 from tallystick.kernel.clock import SystemClock
-from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -54,14 +65,28 @@ def top(
     grace_s: Grace = 60,
     limit_s: Limit = 900,
     once: Once = False,
+    allow_actions: AllowActions = False,
+    audit_log: AuditLog = None,
 ) -> None:
-    """Show both halves of every transaction in a terminal; see docs/console.md. Changes nothing."""
-    config = CollectorConfig.check(
-        select_role_settings("admin", build_config(bootstrap_server, command_config)),
-        store or (),
-        decision_topics=tuple(decisions or (DECISIONS_TOPIC,)),
-        hanging_limit_ms=limit_s * 1000,
-    )
+    """Show both halves of every transaction in a terminal; see docs/console.md.
+
+    Changes nothing without --allow-actions.
+    """
+    settings = build_config(bootstrap_server, command_config)
+    problems = list_action_problems(audit_log, allow_actions=allow_actions)
+    if once and allow_actions:
+        problems.append("--allow-actions: not with --once, which only looks")
+    config: CollectorConfig | None = None
+    with collect_problems(problems):
+        config = CollectorConfig.check(
+            select_role_settings("admin", settings),
+            store or (),
+            decision_topics=tuple(decisions or (DECISIONS_TOPIC,)),
+            hanging_limit_ms=limit_s * 1000,
+        )
+    if problems or config is None:
+        raise BadConfig("\n".join(problems))
+    actions = configure_actions(config, settings, audit_log) if allow_actions else None
     limits = Limits(grace_ms=grace_s * 1000, limit_ms=limit_s * 1000)
     if once:
         try:
@@ -71,14 +96,34 @@ def top(
             raise typer.Exit(ExitCode.INTERRUPTED) from None
         raise typer.Exit(_print_summary(state))
     with suppress(KeyboardInterrupt):  # before the terminal takes the keys
-        asyncio.run(_run(config, limits))
+        asyncio.run(_run(config, limits, actions))
 
 
-async def _run(config: CollectorConfig, limits: Limits) -> None:
+async def _run(config: CollectorConfig, limits: Limits, actions: ActionConfig | None) -> None:
     run_top = consoles.run_top  # which needs the extra: before anything is connected
     _check_terminal()
-    async with Collector(config) as collector:
-        await run_top(collector, limits, collector.read_soon)
+    async with AsyncExitStack() as stack:
+        log = stack.enter_context(consoles.hold_log())
+        collector = await stack.enter_async_context(Collector(config))
+        lookups = await stack.enter_async_context(consoles.ClusterLookups(config))
+        desk = None
+        if actions is not None:
+            desk = await stack.enter_async_context(
+                consoles.ActionDesk(actions, follow_up=collector.read_soon)
+            )
+        services = consoles.TopServices(
+            read_soon=collector.read_soon, lookups=lookups, desk=desk, user=_name_user()
+        )
+        await run_top(collector, limits, services, log)
+
+
+def _name_user() -> str:
+    """Return who acts, as the audit log names them: not what the environment says, which anyone may set."""
+    number = os.getuid()
+    try:
+        return f"{pwd.getpwuid(number).pw_name} at a terminal"
+    except KeyError:
+        return f"user {number} at a terminal"
 
 
 def _check_terminal() -> None:

@@ -16,7 +16,8 @@ import msgspec
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
 
-_log = logging.getLogger("tallystick.audit")
+AUDIT_LOGGER: Final = "tallystick.audit"
+_log = logging.getLogger(AUDIT_LOGGER)
 
 _MODE: Final = 0o640
 _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC

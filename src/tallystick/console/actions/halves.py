@@ -101,11 +101,22 @@ def _describe_store(half: StoreHalf) -> tuple[str, ...]:
     ]
     if half.lease_state is not None:
         lease = next(each for each in half.store.leases if each.transactional_id == row.transactional_id)
-        holder = f" by {lease.holder_info}" if lease.holder_info else ""
-        lines.append(f"The lease of the id is {half.lease_state.name.lower()}{holder}.")
+        lines.append(_describe_lease(half.lease_state, lease.holder_info))
     if half.other_stores:
         lines.append(f"Rows of the same id are in {', '.join(half.other_stores)}, too.")
     return tuple(lines)
+
+
+def _describe_lease(state: LeaseState, holder: str) -> str:
+    match state:
+        case LeaseState.FREE:
+            return "The lease of the id is free."
+        case LeaseState.HELD:
+            return f"The lease of the id is held by {holder or 'a process that has given no name'}."
+        case LeaseState.EXPIRED:
+            return f"The lease of the id has expired{f'; {holder} had it' if holder else ''}."
+        case _:
+            assert_never(state)
 
 
 def _describe_spark(half: SparkHalf) -> tuple[str, ...]:

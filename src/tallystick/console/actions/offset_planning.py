@@ -17,6 +17,7 @@ from tallystick.console.actions.request import (
     format_confirmation,
     get_kind,
 )
+from tallystick.console.views.texts import pluralize
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
 
@@ -33,10 +34,10 @@ def plan_reset(request: ResetOffsets, reading: ResetReading, servers: str) -> Ac
         now=(
             "Its coordinator does not know it."
             if group is None
-            else f"{group.state}, {len(members)} members.",
+            else f"{group.state}, {pluralize(len(members), 'member')}.",
             *_list_current(reading),
         ),
-        effect=f"The offsets of {len(changes)} partitions are replaced, as listed below.",
+        effect=f"The offsets of {pluralize(len(changes), 'partition')} are replaced, as listed below.",
     )
     databases = PlannedHalf(
         name="Databases",
@@ -64,8 +65,8 @@ def plan_reset(request: ResetOffsets, reading: ResetReading, servers: str) -> Ac
         objections.append("Its coordinator does not know this group.")
     if members:
         objections.append(
-            f"{len(members)} members read it, {members[0].client_id} for one, and its coordinator would "
-            "refuse: stop them first."
+            f"{pluralize(len(members), 'member')} {'reads' if len(members) == 1 else 'read'} it, "
+            f"{members[0].client_id} for one, and its coordinator would refuse: stop them first."
         )
     if group is not None and not changes:
         objections.append("No offset would change.")
@@ -99,7 +100,8 @@ def _list_moves(changes: Mapping[TopicPartition, OffsetMove]) -> Iterator[str]:
             yield f"{at}: from nothing to {target}."
             continue
         count = target - move.current.offset
-        text = f"{count} offsets are passed over" if count > 0 else f"{-count} offsets are read again"
+        offsets = f"{pluralize(abs(count), 'offset')} {'is' if abs(count) == 1 else 'are'}"
+        text = f"{offsets} passed over" if count > 0 else f"{offsets} read again"
         yield f"{at}: from {move.current.offset} to {target}: {text}."
     if len(changes) > MOVES_MAX:
         yield f"and {len(changes) - MOVES_MAX} more partitions."

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 
 from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.console import commands
-from tallystick.console.visible import split_words
+from tallystick.console.visible import show, split_words
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
 from tallystick.kernel.value import Value
@@ -132,6 +132,18 @@ class ResetOffsets(Value, kw_only=True):
 ActionRequest = ResolveRow | ResolvePrefix | AbortPartition | ForceTerminate | CompleteByState | ResetOffsets
 
 
+class ActionAddress(Value, kw_only=True):
+    """An action as a page is asked for it.
+
+    subject  an id, a prefix, a partition or a group
+    query    what else it needs, as in the URL; the operator has to choose what is missing
+    """
+
+    kind: ActionKind
+    subject: str
+    query: Mapping[str, str] = {}
+
+
 def get_kind(request: ActionRequest) -> ActionKind:
     """Return the kind of an action."""
     match request:
@@ -165,11 +177,11 @@ def get_subject(request: ActionRequest) -> str:
 def format_confirmation(request: ActionRequest) -> str:
     """Return what has to be typed: the subject, in the form of a Python literal if it cannot be typed.
 
-    Ids are chosen by clients: one with a line break or a change of writing direction would be shown as
-    something else than it is.
+    Ids are chosen by clients: one with a line break, a change of writing direction or a character that is not
+    drawn would be shown as something else than it is.
     """
     subject = get_subject(request)
-    is_plain = subject.isprintable() and subject == subject.strip()
+    is_plain = show(subject, max_length=len(subject)) == subject == subject.strip()
     return subject if is_plain else subject.encode("unicode_escape").decode("ascii").replace(" ", "\\x20")
 
 
@@ -260,8 +272,9 @@ def _parse_time_ms(text: str) -> int:
 # ------------------------------------------------------------------------------------ as text
 
 
-def format_action_url(request: ActionRequest, path: str = DRY_RUN_PATH) -> str:
-    """Return the URL of an action's dry run; `build_request` reads it."""
+def locate_action(request: ActionRequest) -> ActionAddress:
+    """Return the address of an action; `build_request` reads it."""
+    query: dict[str, str] = {}
     match request:
         case ResolveRow():
             query = {"store": request.store}
@@ -270,17 +283,29 @@ def format_action_url(request: ActionRequest, path: str = DRY_RUN_PATH) -> str:
         case AbortPartition():
             query = {"start-offset": str(request.start_offset)}
         case ForceTerminate():
-            query = {}
+            pass
         case CompleteByState():
-            return _join_url(path, request, f"?{urlencode({'state': request.state})}")
+            return _locate(request, {"state": request.state})
         case ResetOffsets():
             query = {"to": request.target.value, "value": request.value, "topics": " ".join(request.topics)}
-    query = {name: value for name, value in query.items() if value}
-    return _join_url(path, request, f"?{urlencode(query)}" if query else "")
+        case _:
+            assert_never(request)
+    return _locate(request, {name: value for name, value in query.items() if value})
 
 
-def _join_url(path: str, request: ActionRequest, query: str) -> str:
-    return f"{path}/{get_kind(request).value}/{quote(get_subject(request), safe='')}{query}"
+def _locate(request: ActionRequest, query: Mapping[str, str]) -> ActionAddress:
+    return ActionAddress(kind=get_kind(request), subject=get_subject(request), query=query)
+
+
+def format_action_url(request: ActionRequest, path: str = DRY_RUN_PATH) -> str:
+    """Return the URL of an action's dry run."""
+    return format_address(locate_action(request), path)
+
+
+def format_address(address: ActionAddress, path: str = DRY_RUN_PATH) -> str:
+    """Return an address as a URL."""
+    query = f"?{urlencode(address.query)}" if address.query else ""
+    return f"{path}/{address.kind.value}/{quote(address.subject, safe='')}{query}"
 
 
 def format_action_command(request: ActionRequest, servers: str, *, force: bool = False) -> str:
@@ -306,32 +331,41 @@ def format_action_command(request: ActionRequest, servers: str, *, force: bool =
     return f"{line} --force" if force else line
 
 
+def find_reset(group_id: str) -> ActionAddress:
+    """Return the address where the new offsets of a group are chosen."""
+    return ActionAddress(kind=ActionKind.RESET_OFFSETS, subject=group_id)
+
+
 def find_reset_url(group_id: str) -> str:
     """Return the URL where the new offsets of a group are chosen."""
-    return f"{DRY_RUN_PATH}/{ActionKind.RESET_OFFSETS.value}/{quote(group_id, safe='')}"
+    return format_address(find_reset(group_id))
 
 
 def find_action_url(command: str) -> str:
     """Return the URL of the action that a command line of a page stands for; empty if it changes nothing."""
+    address = find_action(command)
+    return "" if address is None else format_address(address)
+
+
+def find_action(command: str) -> ActionAddress | None:
+    """Return the action that a command line of a page stands for; None if it changes nothing."""
     words = split_words(command)
     if len(words) < 3 or words[1] != "transactions" or "--dry-run" in words:
-        return ""
+        return None
     options = dict(zip(words[3::2], words[4::2], strict=False))
     name, store = options.get("--transactional-id", ""), options.get("--store")
     match words[2]:
         case "resolve" if {store, options.get("--decisions")} & {"URL", "TOPIC"}:
             return ""  # where the decisions are is for the operator to say
         case "resolve" if "--prefix" in options:
-            return format_action_url(ResolvePrefix(prefix=options["--prefix"], store=store))
+            return locate_action(ResolvePrefix(prefix=options["--prefix"], store=store))
         case "resolve" if store is not None and name:
-            return format_action_url(ResolveRow(transactional_id=name, store=store))
+            return locate_action(ResolveRow(transactional_id=name, store=store))
         case "abort":
             at = TopicPartition(options["--topic"], int(options["--partition"]))
-            return format_action_url(
-                AbortPartition(partition=at, start_offset=int(options["--start-offset"]))
-            )
+            return locate_action(AbortPartition(partition=at, start_offset=int(options["--start-offset"])))
         case "force-terminate":
-            return format_action_url(ForceTerminate(transactional_id=name))
+            return locate_action(ForceTerminate(transactional_id=name))
         case "complete":  # its STATE is for the operator to give
-            return f"{DRY_RUN_PATH}/{ActionKind.COMPLETE.value}/{quote(words[-2], safe='')}"
-    return ""
+            return ActionAddress(kind=ActionKind.COMPLETE, subject=words[-2])
+    return None

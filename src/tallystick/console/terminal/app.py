@@ -1,14 +1,20 @@
 """The Textual application: one screen, whose page is built anew from each state of the feed."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Final
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Input
+from textual.worker import WorkType
 
+from tallystick.console.actions.request import find_action
 from tallystick.console.feed import StateFeed
+from tallystick.console.lookup.record_query import parse_format
 from tallystick.console.terminal import cursor as cursors
+from tallystick.console.terminal.action_panel import ActionPanel, Desk
+from tallystick.console.terminal.action_stage import ActionStage
+from tallystick.console.terminal.asker import PageAsker
 from tallystick.console.terminal.frame import (
     DETAIL_LINES,
     Frame,
@@ -20,20 +26,21 @@ from tallystick.console.terminal.frame import (
 from tallystick.console.terminal.line_view import LineView, PageView
 from tallystick.console.terminal.lines import PageLines
 from tallystick.console.terminal.pages import build_page
-from tallystick.console.terminal.places import (
-    MENU,
-    Place,
-    Section,
-    Visit,
-    cycle_order,
-    format_filter,
-    parse_filter,
+from tallystick.console.terminal.places import MENU, Place, Section, Turn, Visit, cycle_order, turn_page
+from tallystick.console.terminal.prompt_line import PromptLine
+from tallystick.console.terminal.prompts import (
+    Prompt,
+    PromptKind,
+    answer_prompt,
+    ask_filter,
+    ask_records,
 )
 from tallystick.console.views.overview import build_overview
+from tallystick.console.views.page_request import Lookups
+from tallystick.console.views.records import RecordsView, view_records
 from tallystick.console.views.transactions import TransactionFilter
-from tallystick.console.visible import show
 from tallystick.kernel.clock import Clock, SystemClock
-from tallystick.kernel.value import replace
+from tallystick.kernel.value import Value, replace
 
 TICK_S: Final = 1.0
 """Seconds between two looks at the clock: the age on the screen grows while nothing is read."""
@@ -45,19 +52,32 @@ HEAD_LINES: Final = 3
 # The terminal's own sixteen colours and background, which suit each other whether they are light or dark.
 COLOURS_OF_THE_TERMINAL: Final = "ansi-dark"
 
+UNDER_WAY: Final = (
+    "An action is under way. Wait for its result, or quit once more: then it is waited for after the "
+    "screen, for 10 seconds, and its result is printed."
+)
 
-class FilterPrompt(Input):
-    """Reads a filter. What is pasted into it is made visible first."""
 
-    def replace(self, text: str, start: int, end: int) -> None:
-        """Replace a part of the value."""
-        super().replace(show(text), start, end)
+class TopServices(Value, kw_only=True):
+    """What the terminal uses besides its feed.
+
+    read_soon  called when newer data are wanted
+    lookups    answers what single pages ask for
+    desk       carries actions out; without one nothing can be changed
+    user       who acts, in the audit log
+    """
+
+    read_soon: Callable[[], None] = lambda: None
+    lookups: Lookups | None = None
+    desk: Desk | None = None
+    user: str = ""
 
 
 class TopApp(App[str]):
     """`tallystick top`. The result is why it ended, or None where its user has quit.
 
-    It is used on one event loop, which is also the feed's. Nothing is read from the cluster for a key.
+    It is used on one event loop, which is also the feed's. What a single page shows is read in the
+    background, and nothing else is for a key.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -68,160 +88,188 @@ class TopApp(App[str]):
     #page {{ height: 1fr; }}
     #detail {{ height: {DETAIL_LINES}; }}
     #keys {{ height: 1; }}
-    FilterPrompt {{ height: 1; border: none; padding: 0; display: none; }}
-    FilterPrompt:focus {{ border: none; }}
-    FilterPrompt > .input--cursor {{ background: ansi_default; color: ansi_default; text-style: reverse; }}
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(str(number), f"visit({number})", show=False) for number in range(1, len(MENU) + 1)),
-        Binding("enter", "open", show=False),
+        *(Binding(str(at), f"go('{section.name}')", show=False) for at, section in enumerate(MENU, 1)),
+        Binding("e", "go('EVENTS')", show=False),
+        Binding("question_mark", "go('HELP')", show=False),
+        Binding("enter", "open('target')", show=False),
+        Binding("t", "open('holder')", show=False),
         Binding("escape,backspace", "leave", show=False),
-        Binding("slash", "filter", show=False),
+        Binding("slash", "ask('filter')", show=False),
+        Binding("o", "ask('records')", show=False),
+        Binding("n", "turn('AFTER')", show=False),
+        Binding("p", "turn('BEFORE')", show=False),
+        Binding("f", "turn('FORMAT')", show=False),
         Binding("s", "sort", show=False),
         Binding("c", "copy", show=False),
         Binding("r", "read", show=False),
-        Binding("question_mark", "explain", show=False),
+        Binding("a", "act", show=False),
         Binding("q,ctrl+c", "quit", show=False),
     ]
 
     def __init__(
-        self, feed: StateFeed, clock: Clock | None = None, read_soon: Callable[[], None] | None = None
+        self, feed: StateFeed, clock: Clock | None = None, services: TopServices | None = None
     ) -> None:
-        """Show a feed, which is the caller's.
-
-        Args:
-            read_soon: called when the user wants newer data.
-        """
+        """Show a feed, which is the caller's, as the services are."""
         # Said here as well: NO_COLOR would be made of greys otherwise, black on black among them.
         super().__init__(ansi_color=True)
-        self._feed, self._clock, self._read_soon = feed, clock or SystemClock(), read_soon
+        self._services = services or TopServices()
+        self._feed, self._clock = feed, clock or SystemClock()
         # Kept, and not looked up: a state may come while the application ends, and finds them still.
         self._head, self._page = LineView("head"), PageView("page")
         self._detail, self._keys = LineView("detail"), LineView("keys")
-        self._prompt = FilterPrompt(id="filter", select_on_focus=False)
-        self._place = Place()
+        self._prompt = PromptLine()
+        desk, user = self._services.desk, self._services.user
+        self.panel = ActionPanel(desk, user, self._clock, self._show_stage)
+        run = partial(self.run_worker, group="page", exclusive=True, exit_on_error=True)
+        self.asker = PageAsker(self._services.lookups, feed, self._clock, run, self.show_state)
+        self.place = Place()
         self._visits: list[Visit] = []
         self._note = ""
+        self._warned_of: ActionStage | None = None
         self._frame: Frame | None = None
         self.theme = COLOURS_OF_THE_TERMINAL
-
-    @property
-    def place(self) -> Place:
-        """The page that is shown."""
-        return self._place
 
     def compose(self) -> ComposeResult:
         yield from (self._head, self._page, self._detail, self._prompt, self._keys)
 
     def on_mount(self) -> None:
         self._page.focus()
-        self.set_interval(TICK_S, self.show_age)
-        self.run_worker(self._follow(), exit_on_error=True)
+        self.set_interval(TICK_S, self.show_frame)
+        follow: WorkType[None] = self._follow
+        self.run_worker(follow, exit_on_error=True)
 
     def on_page_view_size_changed(self) -> None:
         self.show_state()
 
     def on_page_view_moved(self) -> None:
-        self._say("")
+        if self._prompt.prompt is None:  # a key may have asked for something before this came
+            self._say("")
 
     async def _follow(self) -> None:
         async for _ in self._feed.follow():
             self.show_state()
+            self.asker.follow(self.place)
 
     # ----------------------------------------------------------------------- what is shown
 
     def show_state(self) -> None:
         """Show the newest state; the cursor stays where it is."""
         self._page.follow_page(self._build())
-        self._show_frame()
-
-    def show_age(self) -> None:
-        """Show how old the data are by now."""
-        if self._frame is None:
-            return
-        away = describe_away(self._feed.state, self._clock.now_ms())
-        self._frame = replace(self._frame, away=away)
-        self._show_frame()
+        self.show_frame()
 
     def _build(self) -> PageLines:
         state, now_ms = self._feed.state, self._clock.now_ms()
-        page = build_page(state, self._place, now_ms)
+        if self.place.action is not None:
+            self.panel.note_seen()
+        page = build_page(
+            state,
+            self.place,
+            now_ms,
+            self.asker.answer,
+            self.panel.stage,
+            allows_actions=self.panel.is_allowed,
+        )
         self._frame = Frame(
             health=build_overview(state, now_ms).health,
-            place=self._place,
+            place=self.place,
             info=page.info,
             built_ms=now_ms,
-            away=describe_away(state, now_ms),
-            note=self._note,
+            allows_actions=self.panel.is_allowed,
         )
         return PageLines(page.blocks, self._page.size.width)
 
-    def _show_frame(self) -> None:
-        frame, width = self._frame, self.size.width
-        if frame is None:
+    def show_frame(self) -> None:
+        """Show what surrounds the page: how old its data are by now, and what is said."""
+        if self._frame is None:
             return
-        page = self._page
-        head = head_lines(frame, self._clock.now_ms(), page.describe_position(), width)
-        self._head.show_lines(head)
+        page, width, now_ms = self._page, self.size.width, self._clock.now_ms()
+        note = self._note or self.panel.notice
+        frame = replace(self._frame, away=describe_away(self._feed.state, now_ms), note=note)
+        self._head.show_lines(head_lines(frame, now_ms, page.describe_position(), width))
         self._detail.show_lines(detail_lines(frame, page.anchor_at_cursor, width))
         self._keys.show_lines((key_line(frame.place, width),))
 
     def _say(self, note: str) -> None:
         self._note = note
-        if self._frame is not None:
-            self._frame = replace(self._frame, note=note)
-        self._show_frame()
+        self.show_frame()
 
-    def _go(self, place: Place, *, visit: Visit | None = None) -> None:
-        """Show a page from its beginning, or as it was when it was left."""
-        self._place, self._note = place, ""
+    def _go(self, place: Place, *, visit: Visit | None = None, is_kept: bool = False) -> None:
+        """Show a page from its beginning, or as it was when it was left.
+
+        Args:
+            is_kept: the page that is shown now is on the way back.
+        """
+        stage = self.panel.stage
+        if place.action is not None and stage is not None and self.panel.is_held:
+            place = replace(place, action=stage.address)
+        if is_kept:
+            anchor = self._page.anchor_at_cursor
+            left = Visit(
+                place=self.place, top=self._page.view.top, anchor="" if anchor is None else anchor.name
+            )
+            self._visits = [*self._visits, left][-VISITS_MAX:]
+        self.place, self._note = place, ""
+        self.asker.visit(place)
+        if place.action is not None and self.panel.begin(place.action):
+            plan: WorkType[None] = self.panel.plan
+            self.run_worker(plan, group="dry run", exit_on_error=True)
         lines, height = self._build(), self._page.size.height
-        top, anchor = (0, "") if visit is None else (visit.top, visit.anchor)
-        self._page.show_page(lines, cursors.enter(lines, height, top=top, anchor=anchor))
-        self._show_frame()
+        top, name = (0, "") if visit is None else (visit.top, visit.anchor)
+        self._page.show_page(lines, cursors.enter(lines, height, top=top, anchor=name))
+        self.show_frame()
+
+    def _show_stage(self) -> None:
+        """Show how far the action has come: on its page from the beginning, elsewhere in a note."""
+        if self.place.action is not None:
+            lines = self._build()
+            self._page.show_page(lines, cursors.enter(lines, self._page.size.height))
+        self.show_frame()
 
     # ------------------------------------------------------------------------------- keys
 
-    def _remember(self) -> None:
-        view, anchor = self._page.view, self._page.anchor_at_cursor
-        name = "" if anchor is None else anchor.name
-        visit = Visit(place=self._place, top=view.top, anchor=name)
-        self._visits = [*self._visits, visit][-VISITS_MAX:]
+    def action_go(self, section: str) -> None:
+        """Go to a page of the menu, to the events, or to the page with the keys."""
+        place = Place(section=Section[section])
+        if place != self.place:
+            self._go(place, is_kept=True)
 
-    def action_visit(self, number: int) -> None:
-        """Go to a page of the menu."""
-        place = Place(section=MENU[number - 1])
-        if place != self._place:
-            self._remember()
-            self._go(place)
-
-    def action_explain(self) -> None:
-        """Go to the page with the keys."""
-        if self._place.section is not Section.HELP:
-            self._remember()
-            self._go(Place(section=Section.HELP))
-
-    def action_open(self) -> None:
-        """Go where the line under the cursor leads."""
+    def action_open(self, where: str) -> None:
+        """Go where the line under the cursor leads, or to its transaction; or ask what it asks for."""
         anchor = self._page.anchor_at_cursor
-        if anchor is not None and anchor.target is not None:
-            self._remember()
-            self._go(anchor.target)
+        if anchor is None:
+            return
+        target = anchor.target if where == "target" else anchor.holder
+        if target is not None:
+            self._go(target, is_kept=True)
+        elif where == "target" and anchor.prompt is not None:
+            self._ask(anchor.prompt)
 
     def action_leave(self) -> None:
         """Go back: out of the prompt, to the list without its filter, or to the page before."""
-        if isinstance(self.focused, FilterPrompt):
+        if self._prompt.prompt is not None:
             self._close_prompt()
-        elif self._place.filter != TransactionFilter():
-            self._go(replace(self._place, filter=TransactionFilter()))
+        elif self.place.filter != TransactionFilter():
+            self._go(replace(self.place, filter=TransactionFilter()))
         elif self._visits:
             *self._visits, visit = self._visits
             self._go(visit.place, visit=visit)
 
     def action_sort(self) -> None:
         """Sort the transactions in the next order."""
-        if self._place.can_sort:
-            self._go(replace(self._place, order=cycle_order(self._place.order)))
+        if self.place.can_sort:
+            self._go(replace(self.place, order=cycle_order(self.place.order)))
+
+    def action_turn(self, turn: str) -> None:
+        """Turn to other records of the partition, or show them otherwise."""
+        answer = self.asker.answer
+        records: RecordsView | None = None
+        if answer is not None and answer.records is not None:
+            records = view_records(answer.state, answer.records, parse_format(self.place.query))
+        place = turn_page(self.place, Turn[turn], records)
+        if place != self.place:
+            self._go(place)
 
     def action_copy(self) -> None:
         """Copy the command of the line under the cursor."""
@@ -233,31 +281,65 @@ class TopApp(App[str]):
         self._say("Copied, if your terminal lets programs use its clipboard (OSC 52).")
 
     def action_read(self) -> None:
-        """Read the cluster soon."""
-        if self._read_soon is not None:
-            self._read_soon()
-            self._say("It is read again as soon as its load allows.")
-
-    # ----------------------------------------------------------------------------- filter
-
-    def action_filter(self) -> None:
-        """Ask for a filter."""
-        if not self._place.can_filter:
+        """Read the cluster soon, and what only this page shows now."""
+        if self.place.action is not None:
+            self._go(self.place)
             return
-        prompt = self._prompt
-        prompt.value = show(format_filter(self._place.filter))
-        prompt.display = True
-        prompt.focus()
-        prompt.cursor_position = len(prompt.value)
-        fields = "health=WORD state=STATE store=NAME and " if self._place.can_sort else ""
-        self._say(f"Filter by {fields}a part of the name. Enter applies it, Esc keeps what is shown.")
+        self._services.read_soon()
+        self.asker.ask(self.place)
+        self._say("It is read again as soon as its load allows.")
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Show what matches."""
-        self._close_prompt()
-        self._go(replace(self._place, filter=parse_filter(event.value)))
+    def action_act(self) -> None:
+        """Make the dry run of what the line under the cursor would do."""
+        anchor, stage = self._page.anchor_at_cursor, self.panel.stage
+        address = None if anchor is None else anchor.action or find_action(anchor.command)
+        if stage is not None and self.panel.is_held:
+            address = stage.address
+        if self.place.action is not None:
+            self._say("This is the page of an action. What it asks for is on the line under the cursor.")
+        elif address is None:
+            self._say("There is no action here.")
+        elif not self.panel.is_allowed:
+            self._say("Actions are off: start it with --allow-actions. c copies the command.")
+        else:
+            self._go(Place(section=self.place.menu_section, action=address), is_kept=True)
 
-    def _close_prompt(self) -> None:
-        self._prompt.display = False
+    async def action_quit(self) -> None:
+        """End, at the second time if an action is under way."""
+        stage = self.panel.stage
+        if self.panel.is_running and stage is not self._warned_of:
+            self._warned_of = stage
+            self._say(UNDER_WAY)
+            return
+        self.exit()
+
+    # ----------------------------------------------------------------------------- prompts
+
+    def action_ask(self, what: str) -> None:
+        """Ask for a filter, or where records are to begin."""
+        if what == "filter" and self.place.can_filter:
+            self._ask(ask_filter(self.place))
+        if what == "records" and self.place.lists_records:
+            self._ask(ask_records())
+
+    def _ask(self, prompt: Prompt) -> None:
+        self._prompt.ask(prompt)
+        self._say(prompt.note)
+
+    def on_input_submitted(self, event: PromptLine.Submitted) -> None:
+        """Go where the answer leads, or hand it to the action."""
+        prompt, typed = self._close_prompt(), event.value
+        if prompt is None:
+            return
+        if prompt.kind in (PromptKind.REASON, PromptKind.CONFIRMATION):
+            more = self.panel.answer(prompt, typed)
+            if more is not None:
+                self._ask(more)
+            return
+        self._go(answer_prompt(prompt, self.place, typed), is_kept=prompt.kind is PromptKind.FIELD)
+
+    def _close_prompt(self) -> Prompt | None:
+        prompt = self._prompt.close()
         self._page.focus()
         self._say("")
+        return prompt

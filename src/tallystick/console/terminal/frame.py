@@ -4,6 +4,7 @@ from typing import Final
 
 from rich.cells import cell_len
 
+from tallystick.console.actions.request import find_action
 from tallystick.console.snapshot import NEVER_MS
 from tallystick.console.state import ConsoleState
 from tallystick.console.terminal.lines import COMMAND_MAX, Anchor, Line, Span, TextRole, badge, say
@@ -18,7 +19,11 @@ DETAIL_LINES: Final = 2
 
 
 class Frame(Value, kw_only=True):
-    """What the lines around a page show. `note` stands in place of the reason until the next key."""
+    """What the lines around a page show.
+
+    note            stands in place of the reason until the next key
+    allows_actions  `a` makes a dry run of what the command under the cursor does
+    """
 
     health: str
     place: Place
@@ -26,6 +31,7 @@ class Frame(Value, kw_only=True):
     built_ms: int
     away: str = ""
     note: str = ""
+    allows_actions: bool = False
 
 
 def describe_away(state: ConsoleState, now_ms: int) -> str:
@@ -78,7 +84,7 @@ def describe_age(frame: Frame, now_ms: int) -> str:
 def _menu_line(place: Place) -> Line:
     spans: list[Span] = []
     for number, section in enumerate(MENU, 1):
-        is_here = section is place.section
+        is_here = section is place.menu_section
         text = f"[{number} {section.value}]" if is_here else f" {number} {section.value} "
         spans.append(say(text, TextRole.STRONG if is_here else TextRole.QUIET))
     return Line(tuple(spans))
@@ -93,11 +99,18 @@ def detail_lines(frame: Frame, anchor: Anchor | None, width: int) -> tuple[Line,
         rest = join_visible(" ", texts[DETAIL_LINES - 1 :])
         texts = [*texts[: DETAIL_LINES - 1], clip(rest, width)]
     lines = [Line((Span(each, role),)) for each in texts]
-    if anchor is not None and anchor.command and len(lines) < DETAIL_LINES:
-        head = say("c copies: ", TextRole.QUIET)
-        command = show(anchor.command, max_length=COMMAND_MAX)
-        lines.append(Line((head, Span(clip(command, width - cell_len(head.text)), TextRole.COMMAND))))
+    if anchor is not None and len(lines) < DETAIL_LINES:
+        keys = ["a: dry run"] if _has_action(frame, anchor) else []
+        head = say(", ".join([*keys, "c copies: "] if anchor.command else keys), TextRole.QUIET)
+        command = clip(show(anchor.command, max_length=COMMAND_MAX), width - cell_len(head.text))
+        lines.append(Line((head, Span(command, TextRole.COMMAND))))
     return (*lines, *(Line() for _ in range(DETAIL_LINES - len(lines))))
+
+
+def _has_action(frame: Frame, anchor: Anchor) -> bool:
+    """Return whether `a` leads anywhere; on the page of an action it does not."""
+    is_possible = frame.allows_actions and frame.place.action is None
+    return is_possible and (anchor.action is not None or find_action(anchor.command) is not None)
 
 
 def key_line(place: Place, width: int) -> Line:

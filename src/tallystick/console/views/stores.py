@@ -15,7 +15,7 @@ from tallystick.dualwrite.rules.lease_rules import LeaseRow, LeaseState
 from tallystick.kernel.value import Value
 
 ROWS_MAX: Final = 100
-"""Rows of a store shown one by one: those of open transactions first."""
+"""Rows of a store that a page of the browser shows one by one: those of open transactions first."""
 
 
 class StoredRow(Value, kw_only=True):
@@ -43,7 +43,7 @@ class PreparedInServer(Value, kw_only=True):
 
 
 class StoreView(Value, kw_only=True):
-    """One store. `row_count` counts all rows, `rows` holds the first ROWS_MAX.
+    """One store. `row_count` counts all rows, `rows` holds the first of them.
 
     refusal          why it takes no writes, and what to do; "" if it does
     prefixes         of the Spark queries that decide in it
@@ -75,19 +75,19 @@ class StoresPage(Value, kw_only=True):
     stores: tuple[StoreView, ...]
 
 
-def build_stores(state: ConsoleState, now_ms: int) -> StoresPage:
-    """Build the page of the stores."""
+def build_stores(state: ConsoleState, now_ms: int, *, rows_max: int = ROWS_MAX) -> StoresPage:
+    """Build the page of the stores, with `rows_max` rows of each."""
     snapshot = state.snapshot
     statuses = [store.status for store in snapshot.stores]
     refusals = list_refusals(snapshot)
     return StoresPage(
         info=describe_page("Stores", snapshot, statuses, now_ms),
-        stores=tuple(_view_store(state, store, refusals, now_ms) for store in snapshot.stores),
+        stores=tuple(_view_store(state, store, refusals, now_ms, rows_max) for store in snapshot.stores),
     )
 
 
 def _view_store(
-    state: ConsoleState, store: StoreFacts, refusals: tuple[NoWrites, ...], now_ms: int
+    state: ConsoleState, store: StoreFacts, refusals: tuple[NoWrites, ...], now_ms: int, rows_max: int
 ) -> StoreView:
     joint = {
         each.views.store.row.transactional_id: each
@@ -126,7 +126,7 @@ def _view_store(
                 joint.get(row.transactional_id),
                 *_describe_lease(leases.get(row.transactional_id), store.lease_now_ms),
             )
-            for row in rows[:ROWS_MAX]
+            for row in rows[:rows_max]
         ),
         server_prepared=tuple(
             PreparedInServer(

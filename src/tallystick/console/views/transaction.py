@@ -141,14 +141,17 @@ def _build_closed(
     database = None
     if store is not None:
         row = store.rows[key]
+        lease = next((each for each in store.leases if each.transactional_id == key), None)
         database = DatabaseView(
             store=store.name,
             stored_state=str(row.state),
             is_settled=row.settled,
             finding="",
             verdict="",
-            lease="",
-            other_stores=(),
+            lease="" if lease is None else lease.classify(store.lease_now_ms).name.lower(),
+            other_stores=tuple(
+                each.name for each in snapshot.stores if each is not store and key in each.rows
+            ),
             raw_row=to_columns(row),
         )
     return TransactionPage(

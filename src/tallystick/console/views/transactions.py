@@ -14,9 +14,6 @@ from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.texts import format_identity
 from tallystick.kernel.value import Value
 
-STRANGER_PREFIX: Final = "producer:"
-"""Begins the key of a transaction of no known transactional id."""
-
 NO_STATE: Final = "no coordinator"
 """The state of a transaction that no coordinator knows."""
 
@@ -169,10 +166,7 @@ def build_row(each: JointTransaction, now_ms: int) -> TransactionRow:
 
 def build_key(each: JointTransaction) -> str:
     """Return the name of a transaction in a URL."""
-    if each.transactional_id is not None and not each.views.is_stranger:
-        return each.transactional_id
-    writer = each.views.writer
-    return f"{STRANGER_PREFIX}{'' if writer is None else format_identity(writer)}"
+    return each.key
 
 
 _SPARK_VERDICTS: Final = {SparkRole.DECIDED: "commit", SparkRole.UNREAD: ""}

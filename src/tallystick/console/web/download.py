@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 from tallystick.client.errors import ClientError
 from tallystick.console.collect.failures import describe_failure
 from tallystick.console.lookup.record_query import BadQuery, parse_query
-from tallystick.console.web.pages import Lookups
+from tallystick.console.views.page_request import Lookups
 from tallystick.protocol.records import RecordsError
 
 PARTS: Final = ("key", "value")

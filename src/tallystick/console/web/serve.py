@@ -14,8 +14,8 @@ from tallystick.console.health import Limits
 from tallystick.console.listen import ListenOptions
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.state import ConsoleState
+from tallystick.console.views.page_request import Lookups
 from tallystick.console.web.app import REQUEST_BYTES_MAX, WebOptions, create_app
-from tallystick.console.web.pages import Lookups
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.value import Value
 

@@ -5,13 +5,22 @@ from functools import cache
 
 import pytest
 from rich.cells import cell_len
-from tests.support.hostile_console import HARMLESS, HOSTILE, make_hostile_state
+from tests.support.console_facts import NOW_MS
+from tests.support.hostile_console import (
+    HARMLESS,
+    HOSTILE,
+    HostileAnswers,
+    make_hostile_desk,
+    make_hostile_state,
+)
 from tests.support.terminal import PLACING, WIDE, Screen, use_terminal
+from textual.events import Paste
 
+from tallystick.console.terminal.app import TopServices
 from tallystick.console.terminal.places import MENU, Section
 from tallystick.console.terminal.summary import list_summary
 from tallystick.console.visible import show
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 
 pytestmark = pytest.mark.slow
 
@@ -22,13 +31,22 @@ WAYS = {
     **{section.value: ("question_mark", str(number)) for number, section in enumerate(MENU, 1)},
     "a transaction that hangs": ("2", "enter"),
     "a transaction that is known": ("2", "down", "down", "enter"),
-    "the end of its page": ("2", "down", "down", "enter", "end"),
+    "the end of the page of one": ("2", "down", "down", "enter", "end"),
     "the stores to their end": ("3", "end"),
     "a topic": ("5", "enter"),
     "a group": ("6", "enter"),
-    "its end": ("6", "enter", "end"),
+    "the end of a group": ("6", "enter", "end"),
     "the end of the overview": ("end",),
     "help": ("question_mark",),
+    "the events": ("e",),
+    "a history": ("2", "down", "down", "enter", "end"),
+    "the records": ("5", "enter", "enter"),
+    "a record": ("5", "enter", "enter", "enter"),
+    "the end of it": ("5", "enter", "enter", "enter", "end"),
+    "a record as JSON": ("5", "enter", "enter", "f", "enter"),
+    "a dry run": ("2", "down", "down", "enter", "a"),
+    "its end": ("2", "down", "down", "enter", "a", "end"),
+    "what is to be typed": ("2", "down", "down", "enter", "a", "end", "enter"),
 }
 
 
@@ -49,15 +67,43 @@ class Visit(Value):
 def visit_all(name: str) -> dict[str, Visit]:
     visits: dict[str, Visit] = {}
 
-    async def steps(screen: Screen) -> None:
-        for where, way in WAYS.items():
-            await screen.press("1")
-            length = len(screen.written)
-            await screen.press(*way)
-            visits[where] = Visit(screen.written[length:], screen.lines, screen.app.place.section)
+    desk = make_hostile_desk(name)
 
-    use_terminal(make_hostile_state(name), steps, size=WIDE)
+    async def steps(screen: Screen) -> None:
+        async with desk:
+            for where, way in WAYS.items():
+                await screen.press("escape", "1")
+                length = len(screen.written)
+                for key in way:
+                    await screen.press(key)
+                    await screen.wait_until(lambda: has_answers(screen))
+                visits[where] = Visit(screen.written[length:], screen.lines, screen.app.place.section)
+            visits["a result"] = await act(screen, name)
+
+    state = make_hostile_state(name)
+    events = state.events.note(name, f"{name} is a note", NOW_MS)
+    services = TopServices(lookups=HostileAnswers(name), desk=desk, user="ada")
+    use_terminal(replace(state, events=events), steps, size=WIDE, services=services)
     return visits
+
+
+def has_answers(screen: Screen) -> bool:
+    """Return whether everything has come that the page has asked for."""
+    place, stage = screen.app.place, screen.app.panel.stage
+    if place.action is not None:
+        return stage is not None and stage.plan is not None
+    return screen.app.asker.answer is not None or not (place.has_history or place.has_records)
+
+
+async def act(screen: Screen, name: str) -> "Visit":
+    """Confirm the dry run that is shown, and return what its unknown outcome looks like."""
+    plan = screen.app.panel.stage and screen.app.panel.stage.plan
+    assert plan is not None
+    length = len(screen.written)
+    screen.app.post_message(Paste(plan.confirmation))
+    await screen.press("enter")
+    await screen.wait_until(lambda: "outcome unknown" in screen.text)
+    return Visit(screen.written[length:], screen.lines, screen.app.place.section)
 
 
 @cache
@@ -67,7 +113,7 @@ def list_harmless_styles() -> set[str]:
 
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
-@pytest.mark.parametrize("where", WAYS)
+@pytest.mark.parametrize("where", [*WAYS, "a result"])
 def test_a_name_does_nothing_and_each_character_of_it_is_seen(where: str, name: str) -> None:
     """[CON-9]"""
     visit = visit_all(name)[where]

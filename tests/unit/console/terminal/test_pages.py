@@ -13,6 +13,7 @@ from tests.support.console_facts import (
     make_store,
     read_again,
 )
+from tests.support.console_worlds import make_crowd
 from tests.support.hostile_console import HARMLESS, make_hostile_state
 
 from tallystick.console.snapshot import PartStatus
@@ -37,6 +38,8 @@ from tallystick.console.terminal.places import (
     parse_filter,
     sort_rows,
 )
+from tallystick.console.views.lists import PAGE_ROWS
+from tallystick.console.views.stores import ROWS_MAX
 from tallystick.console.views.transactions import TransactionFilter, build_transactions
 from tallystick.kernel.value import replace
 
@@ -167,6 +170,35 @@ def test_ten_thousand_transactions_are_one_list() -> None:
         build_page(advance(ConsoleState(), snapshot), Place(section=Section.TRANSACTIONS), NOW_MS).blocks, 80
     )
     assert lines.find("id-09999") == lines.count - 1
+
+
+@pytest.mark.parametrize("section", [Section.TRANSACTIONS, Section.TOPICS, Section.GROUPS], ids=str)
+def test_a_list_has_all_its_rows_and_not_a_page_of_the_browser(section: Section) -> None:
+    """The view models are paged for browsers, in PAGE_ROWS: a terminal asks for all."""
+    count = 3 * PAGE_ROWS + 1
+    crowd = make_crowd(transactions=count, groups=count)
+    topics = replace(
+        crowd.topics, partition_counts={f"topic-{number}": 1 for number in range(count)}, offsets={}
+    )
+    state = advance(ConsoleState(), replace(crowd, topics=topics))
+    _, anchors = show(Place(section=section), state)
+    assert len({anchor.target.key for anchor in anchors if anchor.target is not None}) == count
+    wanted = TransactionFilter(text=f"-{count - 1}")
+    _, anchors = show(Place(section=section, filter=wanted), state)
+    assert [str(anchor.target and anchor.target.key).rpartition("-")[2] for anchor in anchors] == [
+        str(count - 1)
+    ]
+
+
+def test_a_filter_finds_every_row_of_a_store() -> None:
+    rows = [make_row(f"pay-{number:03}", state=WRITER, settled=True) for number in range(3 * ROWS_MAX)]
+    state = advance(ConsoleState(), make_snapshot(stores=[make_store(*rows)]))
+    shown, anchors = show(Place(section=Section.STORES), state)
+    assert len([anchor for anchor in anchors if anchor.target is not None]) == len(rows)
+    assert "rows are shown" not in shown
+    wanted = TransactionFilter(text=rows[-1].transactional_id)
+    shown, anchors = show(Place(section=Section.STORES, filter=wanted), state)
+    assert [anchor.target.key for anchor in anchors if anchor.target is not None] == [wanted.text]
 
 
 FILTERS = st.builds(

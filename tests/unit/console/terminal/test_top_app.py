@@ -20,6 +20,7 @@ from tests.support.terminal import SMALL, STYLE, WIDE, Screen, use_terminal
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.console.snapshot import PartStatus, Snapshot
 from tallystick.console.state import ConsoleState, advance
+from tallystick.console.terminal.app import TopServices
 from tallystick.console.terminal.places import MENU, Order, Section
 from tallystick.kernel.value import replace
 
@@ -75,7 +76,7 @@ def test_a_chain_of_pages_is_left_step_by_step() -> None:
         assert screen.app.place.key == HARMLESS
         await screen.press("enter")
         assert screen.app.place.section is Section.TOPICS
-        await screen.press("enter")
+        await screen.press("t")
         assert screen.app.place.section is Section.TRANSACTIONS
         await screen.press("escape", "backspace")
         assert screen.app.place.section is Section.GROUPS
@@ -190,7 +191,7 @@ def test_a_cluster_that_is_away_is_said_at_once_and_its_data_age() -> None:
         await screen.publish(replace(gone, transactions=replace(gone.transactions, status=away)))
         assert screen.lines[2].startswith("! The cluster cannot be read, last read 200 ms ago: ")
         screen.clock.advance(60_000)
-        screen.app.show_age()
+        screen.app.show_frame()
         await screen.settle()
         assert "last read 1 min" in screen.lines[2]
         assert "read 1 min ago" in screen.lines[0]
@@ -238,7 +239,7 @@ def test_keys_ask_for_help_and_for_newer_data() -> None:
         await screen.press("escape")
         assert screen.app.place.section is Section.OVERVIEW
 
-    use_terminal(STATE, steps, read_soon=lambda: asked.append(True))
+    use_terminal(STATE, steps, services=TopServices(read_soon=lambda: asked.append(True)))
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])
@@ -258,7 +259,7 @@ def test_a_state_that_comes_while_it_ends_does_no_harm() -> None:
         await screen.settle()
         await screen.publish(read_again(read_again(make_snapshot())))
         screen.app.show_state()
-        screen.app.show_age()
+        screen.app.show_frame()
 
     use_terminal(STATE, steps)
 

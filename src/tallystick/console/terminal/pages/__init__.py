@@ -4,12 +4,16 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tallystick.console.state import ConsoleState
+from tallystick.console.terminal.action_stage import ActionStage
 from tallystick.console.terminal.lines import Block, Paragraph, TextRole, blank, say
 from tallystick.console.terminal.pages import (
+    action,
+    events,
     groups,
     key_help,
     overview,
     pipelines,
+    records,
     stores,
     topics,
     transaction,
@@ -17,6 +21,7 @@ from tallystick.console.terminal.pages import (
 )
 from tallystick.console.terminal.places import Place, Section
 from tallystick.console.views.page import PageInfo
+from tallystick.console.views.page_request import PageRequest
 from tallystick.kernel.value import Value
 
 Build = Callable[[ConsoleState, Place, int], tuple[PageInfo, list[Block]]]
@@ -28,6 +33,7 @@ _LISTS: Final[Mapping[Section, Build]] = {
     Section.PIPELINES: pipelines.build,
     Section.TOPICS: topics.build,
     Section.GROUPS: groups.build,
+    Section.EVENTS: events.build,
     Section.HELP: key_help.build,
 }
 
@@ -39,12 +45,32 @@ class TerminalPage(Value):
     blocks: tuple[Block, ...]
 
 
-def build_page(state: ConsoleState, place: Place, now_ms: int) -> TerminalPage:
-    """Build the page of a place; what could not be read comes first."""
-    build = _LISTS[place.section]
-    if place.section is Section.TRANSACTIONS and place.key is not None:
-        build = transaction.build
-    info, blocks = build(state, place, now_ms)
+def build_page(
+    state: ConsoleState,
+    place: Place,
+    now_ms: int,
+    answer: PageRequest | None = None,
+    stage: ActionStage | None = None,
+    *,
+    allows_actions: bool = False,
+) -> TerminalPage:
+    """Build the page of a place; what could not be read comes first.
+
+    Args:
+        answer: what was read for this page alone; None if that has not come yet, or there is nothing.
+        stage: how far the action of the page has come.
+        allows_actions: pages offer what changes something.
+    """
+    if place.action is not None:
+        info, blocks = action.build(state, place, now_ms, stage)
+    elif place.has_history:
+        info, blocks = transaction.build(state, place, now_ms, answer)
+    elif place.has_records:
+        info, blocks = records.build(state, place, now_ms, answer)
+    elif place.section is Section.GROUPS:
+        info, blocks = groups.build(state, place, now_ms, allows_actions=allows_actions)
+    else:
+        info, blocks = _LISTS[place.section](state, place, now_ms)
     return TerminalPage(info, (*list_failures(info), *blocks))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from tallystick.console.actions.request import find_reset
 from tallystick.console.state import ConsoleState
 from tallystick.console.terminal.lines import (
     Anchor,
@@ -60,11 +61,13 @@ _MEMBERS: Final = (
 )
 
 
-def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, list[Block]]:
+def build(
+    state: ConsoleState, place: Place, now_ms: int, *, allows_actions: bool = False
+) -> tuple[PageInfo, list[Block]]:
     """Build the list, or the page of one group."""
     if place.key is not None:
         group = build_group(state, place.key, now_ms)
-        return group.info, list(_list_group(group))
+        return group.info, list(_list_group(group, allows_actions=allows_actions))
     count = len(state.snapshot.groups.groups)
     page = build_groups(state, now_ms, page_rows=max(1, count))
     wanted = place.filter.text.lower()
@@ -94,7 +97,7 @@ def _make_group(row: GroupRow) -> Row:
     return Row(cells, Anchor(name=row.group_id, target=Place(section=Section.GROUPS, key=row.group_id)))
 
 
-def _list_group(page: GroupPage) -> Iterator[Block]:
+def _list_group(page: GroupPage, *, allows_actions: bool) -> Iterator[Block]:
     yield field("Group", page.group_id)
     if page.row is None:
         text = "There is no group of this name, or the user of this console may not describe it."
@@ -124,6 +127,11 @@ def _list_group(page: GroupPage) -> Iterator[Block]:
     )
     yield blank()
     yield Command(page.command, Anchor(name="command", command=page.command))
+    if allows_actions:
+        action = find_reset(page.group_id)
+        target = Place(section=Section.GROUPS, action=action)
+        anchor = Anchor(name="reset", target=target, action=action)
+        yield Paragraph((say("Reset its offsets: where they are to go is asked first"),), anchor)
 
 
 def _name_partition(row: GroupPartitionRow) -> str:

@@ -19,6 +19,7 @@ from tallystick.console.terminal.lines import (
     say,
     table_of,
 )
+from tallystick.console.terminal.pages.events import make_table
 from tallystick.console.terminal.places import Place, Section
 from tallystick.console.views.overview import OverviewPage, Problem, StoreSummary, build_overview
 from tallystick.console.views.page import PageInfo
@@ -101,6 +102,11 @@ def _list_details(page: OverviewPage) -> Iterator[Block]:
     yield field("Groups", format_count(page.group_count))
     yield field("Spark prefixes", format_count(page.prefix_count))
     yield field("Features", ", ".join(f"{name} {level}" for name, level in page.features.items()))
+    yield blank()
+    yield heading("Last events")
+    yield make_table(page.events, "Nothing has happened since this program was started.")
+    if page.events:
+        yield Paragraph((say("All events"),), Anchor(name="events", target=Place(section=Section.EVENTS)))
 
 
 def _make_store(store: StoreSummary) -> Row:

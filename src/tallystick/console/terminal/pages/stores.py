@@ -44,7 +44,8 @@ _PREPARED: Final = (
 
 def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, list[Block]]:
     """Build the page."""
-    page = build_stores(state, now_ms)
+    count = max((len(store.rows) for store in state.snapshot.stores), default=0)
+    page = build_stores(state, now_ms, rows_max=count)
     blocks: list[Block] = []
     for store in page.stores:
         blocks += _list_store(store, place)
@@ -81,9 +82,6 @@ def _list_store(store: StoreView, place: Place) -> Iterator[Block]:
             name=partial(_name_row, store=store.name),
             empty=f"No row matches {place.filter.text}.",
         )
-    if store.row_count > len(store.rows):
-        text = f"{format_count(len(store.rows))} of {format_count(store.row_count)} rows are shown."
-        yield Paragraph((say(text, TextRole.QUIET),))
     if store.server_prepared:
         yield heading("Prepared transactions of the server itself")
         yield table_of([_make_prepared(store.name, each) for each in store.server_prepared], _PREPARED, "")

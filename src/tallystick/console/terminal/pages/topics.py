@@ -1,6 +1,7 @@
 """Topics in the terminal: the list, and the partitions of one. Pure."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from tallystick.console.state import ConsoleState
@@ -16,7 +17,7 @@ from tallystick.console.terminal.lines import (
     field,
     say,
 )
-from tallystick.console.terminal.places import Place, Section
+from tallystick.console.terminal.places import Place, Section, place_of_records
 from tallystick.console.views.page import PageInfo
 from tallystick.console.views.texts import format_count, format_duration
 from tallystick.console.views.topics import PartitionRow, TopicPage, TopicRow, build_topic, build_topics
@@ -82,7 +83,7 @@ def _list_topic(topic: TopicPage) -> Iterator[Block]:
     yield Table(
         columns=_PARTITIONS,
         items=topic.partitions,
-        make=_make_partition,
+        make=partial(_make_partition, topic=topic.name),
         name=_name_partition,
         empty="It has no partitions.",
     )
@@ -92,7 +93,7 @@ def _name_partition(row: PartitionRow) -> str:
     return f"partition {row.partition}"
 
 
-def _make_partition(row: PartitionRow) -> Row:
+def _make_partition(row: PartitionRow, *, topic: str) -> Row:
     cells = (
         say(format_count(row.partition)),
         say(format_count(row.held_back_count)),
@@ -104,5 +105,11 @@ def _make_partition(row: PartitionRow) -> Row:
         say(format_count(row.end)),
         say(format_count(row.start)),
     )
-    target = Place(section=Section.TRANSACTIONS, key=row.holder) if row.holder else None
-    return Row(cells, Anchor(name=_name_partition(row), target=target))
+    holder = Place(section=Section.TRANSACTIONS, key=row.holder) if row.holder else None
+    reason = "Enter reads its newest records."
+    if holder is not None:
+        reason = f"{reason} t leads to what holds its readers back: {row.holder}"
+    anchor = Anchor(
+        name=_name_partition(row), target=place_of_records(topic, row.partition), holder=holder, reason=reason
+    )
+    return Row(cells, anchor)

@@ -22,7 +22,9 @@ from tallystick.console.terminal.lines import (
     write_time,
 )
 from tallystick.console.terminal.places import Place, Section
+from tallystick.console.views.history import HistoryRow, HistoryView
 from tallystick.console.views.page import PageInfo
+from tallystick.console.views.page_request import PageRequest
 from tallystick.console.views.texts import format_count, format_duration
 from tallystick.console.views.timeline import TimelineEvent
 from tallystick.console.views.transaction import (
@@ -51,15 +53,32 @@ _PARTITIONS: Final = (
     Column(head="Producer", width=12, rank=6, to_right=True),
     Column(head="Last record", width=23, rank=7),
 )
+_HISTORY: Final = (
+    Column(head="Time", width=23),
+    Column(head="Transition", width=16),
+    Column(head="State", width=14, rank=1),
+    Column(head="Producer", width=12, width_max=20, rank=2, to_right=True),
+    Column(head="Fenced", width=12, width_max=20, rank=4, to_right=True),
+    Column(head="Partitions", width=10, rank=5, to_right=True),
+    Column(head="Client", width=16, width_max=40, rank=3),
+    Column(head="Address", width=15, width_max=40, rank=6),
+)
 
 
-def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, list[Block]]:
-    """Build the page."""
-    page = build_transaction(state, place.key or "", now_ms)
-    return page.info, list(_list_blocks(page, now_ms))
+def build(
+    state: ConsoleState, place: Place, now_ms: int, answer: PageRequest | None = None
+) -> tuple[PageInfo, list[Block]]:
+    """Build the page.
+
+    Args:
+        answer: what was read for this page; None if that has not come yet.
+    """
+    history = None if answer is None else answer.history
+    page = build_transaction(state, place.key or "", now_ms, history)
+    return page.info, list(_list_blocks(page, now_ms, is_read=answer is not None))
 
 
-def _list_blocks(page: TransactionPage, now_ms: int) -> Iterator[Block]:
+def _list_blocks(page: TransactionPage, now_ms: int, *, is_read: bool) -> Iterator[Block]:
     if page.row is None:
         text = "No transaction of this id is open. Below is what is known of the id."
         yield Paragraph((say(text, TextRole.STRONG),))
@@ -90,6 +109,52 @@ def _list_blocks(page: TransactionPage, now_ms: int) -> Iterator[Block]:
     for number, line in enumerate(page.commands):
         yield Paragraph((say(f"{line.purpose[:1].upper()}{line.purpose[1:]}:"),))
         yield Command(line.text, Anchor(name=f"command {number}", command=line.text), 4)
+    if page.history is not None or not is_read:
+        # It comes after all else has been shown, and moves nothing there.
+        yield blank()
+        yield heading("History")
+        yield from _list_history(page.history)
+
+
+def _list_history(view: HistoryView | None) -> Iterator[Block]:
+    """List the history; None: it is being read."""
+    if view is None:
+        yield Paragraph((say("Being read.", TextRole.QUIET),))
+        return
+    texts = [view.source] if view.source else []
+    if view.followed_since_ms is not None:
+        since = write_time(view.followed_since_ms)
+        texts.append(f"Followed since {since}, and from a bounded number of records before.")
+    if view.is_catching_up:
+        texts.append("Still being read.")
+    if view.failure:
+        texts.append(view.failure)
+    if not view.rows and not view.failure:
+        texts.append("Nothing is known.")
+    yield Paragraph((say(" ".join(texts), TextRole.QUIET),))
+    if view.rows:
+        yield Table(columns=_HISTORY, items=view.rows, make=_make_history, name=_name_history, empty="")
+
+
+def _name_history(row: HistoryRow) -> str:
+    return f"history {row.key}"
+
+
+def _make_history(row: HistoryRow) -> Row:
+    fenced = f"{row.fenced} is fenced." if row.fenced else ""
+    client = f"By {row.client_id or '-'} from {row.address or '-'}." if row.client_id or row.address else ""
+    cells = (
+        say(write_time(row.at_ms)),
+        say(row.kind, TextRole.STRONG),
+        say(row.state),
+        say(row.producer or "-"),
+        say(row.fenced or "-"),
+        say(format_count(row.partition_count)),
+        say(row.client_id or "-"),
+        say(row.address or "-"),
+    )
+    reason = " ".join(filter(None, (row.text, fenced, client)))
+    return Row(cells, Anchor(name=_name_history(row), reason=reason))
 
 
 def _make_events(events: Sequence[TimelineEvent], now_ms: int) -> list[Row]:
@@ -154,7 +219,9 @@ def _list_database(view: DatabaseView) -> Iterator[Block]:
     ):
         if value:
             yield field(label, value)
-    raw = ", ".join(f"{name}={value!r}" for name, value in view.raw_row.items())
+    raw = ", ".join(
+        f"{name}={'NULL' if value is None else repr(value)}" for name, value in view.raw_row.items()
+    )
     yield field("Raw row", raw)
 
 

@@ -1,0 +1,187 @@
+"""An action in the terminal: what has to be chosen, its dry run, and its result. Pure.
+
+It is made of the stage alone: nothing on it moves while the cluster is read.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from tallystick.console.actions.plan import ActionPlan, Guard, PlannedHalf
+from tallystick.console.actions.request import ActionAddress, ActionKind, ResetTarget
+from tallystick.console.actions.results import ActionOutcome, ActionResult
+from tallystick.console.state import ConsoleState
+from tallystick.console.terminal.action_stage import ActionStage, begin_stage
+from tallystick.console.terminal.lines import (
+    Anchor,
+    Block,
+    Command,
+    Paragraph,
+    Span,
+    TextRole,
+    blank,
+    field,
+    heading,
+    say,
+)
+from tallystick.console.terminal.places import Place
+from tallystick.console.terminal.prompts import LENGTH_MAX, ask_field, ask_to_confirm
+from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.visible import show
+from tallystick.kernel.value import replace
+
+_TARGETS: Final = {
+    ResetTarget.EARLIEST: ("to the first record of each partition", ""),
+    ResetTarget.LATEST: ("to the end of each partition", ""),
+    ResetTarget.OFFSET: ("to an offset", "The offset."),
+    ResetTarget.DATETIME: ("to a time", "The time (UTC), such as 2026-11-21T12:00:00Z."),
+    ResetTarget.SHIFT: ("by a number of records", "The number of records; with a minus they are read again."),
+}
+_ROLES: Final = {
+    ActionOutcome.DONE: TextRole.GOOD,
+    ActionOutcome.REFUSED: TextRole.DOUBTFUL,
+    ActionOutcome.UNKNOWN: TextRole.BAD,
+}
+
+
+def build(
+    state: ConsoleState, place: Place, now_ms: int, stage: ActionStage | None
+) -> tuple[PageInfo, list[Block]]:
+    """Build the page."""
+    if stage is None and place.action is not None:
+        stage = begin_stage(place.action)
+    if stage is None:
+        return describe_page("Action", state.snapshot, (), now_ms), []
+    return _describe(state, stage, now_ms), list(_list_blocks(stage, place))
+
+
+def _describe(state: ConsoleState, stage: ActionStage, now_ms: int) -> PageInfo:
+    """Return the head: its age is the dry run's, and not that of the console's own readings."""
+    title = stage.name if stage.plan is None else stage.plan.title
+    info = describe_page(title, state.snapshot, (), now_ms)
+    if stage.plan is None or stage.planned_ms is None:
+        return replace(info, age_ms=None, snapshot_number=0)
+    return replace(info, age_ms=max(0, now_ms - stage.planned_ms), failures=stage.plan.failures)
+
+
+def _list_blocks(stage: ActionStage, place: Place) -> Iterator[Block]:
+    if stage.result is not None:
+        yield from _list_result(stage.result)
+        return
+    if stage.problem:
+        yield Paragraph((say(stage.problem, TextRole.BAD),))
+        yield blank()
+    if stage.is_running:
+        yield Paragraph((say("It is under way. "), say("Its result is shown here.")))
+        yield Paragraph((say("It goes on whatever page is shown.", TextRole.QUIET),))
+        return
+    if stage.plan is not None:
+        yield from _list_plan(stage, stage.plan)
+    elif stage.request is not None and not stage.problem:
+        yield Paragraph((say("The dry run is made: both halves are read.", TextRole.QUIET),))
+        return
+    yield from _list_choices(stage.address, place)
+
+
+# ------------------------------------------------------------------------------------- choices
+
+
+def _list_choices(address: ActionAddress, place: Place) -> Iterator[Block]:
+    """List what can be chosen: for a dry run, or for another one."""
+    if address.kind is ActionKind.COMPLETE:
+        yield blank()
+        yield from _list_state_choice(address)
+    if address.kind is ActionKind.RESET_OFFSETS:
+        yield blank()
+        yield heading("Where the offsets are to go")
+        yield from _list_targets(address, place)
+
+
+def _list_state_choice(address: ActionAddress) -> Iterator[Block]:
+    stored = address.query.get("state")
+    note = "The state that the other half has stored, as producerId:epoch; nothing if it has stored none."
+    anchor = Anchor(name="state", prompt=ask_field(address, "state", note, stored or ""))
+    text = "not given yet" if stored is None else stored or "none is stored"
+    yield Paragraph((say("State that the other half has stored: "), say(text, TextRole.STRONG)), anchor)
+
+
+def _list_targets(address: ActionAddress, place: Place) -> Iterator[Block]:
+    for target, (text, note) in _TARGETS.items():
+        query = {**address.query, "to": target.value, "value": ""}
+        chosen = replace(address, query=query)
+        name = f"target {target.value}"
+        anchor = Anchor(name=name, target=replace(place, action=chosen))
+        if target.needs_value:
+            anchor = Anchor(name=name, prompt=ask_field(chosen, "value", note))
+        yield Paragraph((say(f"{target.value:<13}", TextRole.STRONG), say(text)), anchor, indent=13)
+    topics = address.query.get("topics", "")
+    note = "Topics, as TOPIC or TOPIC:0,1 with blanks between; nothing: all with offsets."
+    anchor = Anchor(name="topics", prompt=ask_field(address, "topics", note, topics))
+    text = topics or "all with offsets"
+    yield Paragraph((say(f"{'topics':<13}", TextRole.STRONG), say(text)), anchor, indent=13)
+
+
+# ------------------------------------------------------------------------------------- dry run
+
+
+def _list_plan(stage: ActionStage, plan: ActionPlan) -> Iterator[Block]:
+    ending = "The command line that does the same is at its end."
+    if stage.can_be_confirmed:
+        ending = "The key End leads to where it is confirmed."
+    yield Paragraph((say("This is a dry run: nothing is done. ", TextRole.STRONG), say(ending)))
+    if plan.objections:
+        is_refused = plan.guard is Guard.REFUSED
+        text = "This is refused." if is_refused else "This is not done without a reason."
+        yield Paragraph((say(text, TextRole.BAD),))
+        yield from _list_lines(plan.objections)
+    for half in plan.halves:
+        yield blank()
+        yield from _list_half(half)
+    yield from _list_section("What readers will notice", plan.consequences)
+    yield from _list_section("Note", plan.cautions)
+    yield blank()
+    yield heading("The same by the command line")
+    yield Command(plan.command, Anchor(name="command", command=plan.command), 4)
+    if stage.can_be_confirmed:
+        yield blank()
+        yield heading("Do it")
+        name = Span(show(plan.confirmation, max_length=LENGTH_MAX), TextRole.STRONG)
+        anchor = Anchor(name="confirm", prompt=ask_to_confirm(plan), reason="Enter asks for it.")
+        yield Paragraph((say("To be typed: "), name), anchor)
+
+
+def _list_half(half: PlannedHalf) -> Iterator[Block]:
+    yield heading(half.name)
+    for number, text in enumerate(half.now):
+        yield field("" if number else "Is now", text)
+    yield field("The action", half.effect, TextRole.STRONG)
+
+
+def _list_section(title: str, texts: Iterable[str]) -> Iterator[Block]:
+    lines = list(_list_lines(texts))
+    if lines:
+        yield blank()
+        yield heading(title)
+        yield from lines
+
+
+def _list_lines(texts: Iterable[str]) -> Iterator[Block]:
+    for text in texts:
+        yield Paragraph((say("- "), say(text)), indent=2)
+
+
+# -------------------------------------------------------------------------------------- result
+
+
+def _list_result(result: ActionResult) -> Iterator[Block]:
+    word = say(result.outcome.value, _ROLES[result.outcome])
+    yield Paragraph((word, say("  "), say(result.text, TextRole.STRONG)), Anchor(name="result"), indent=4)
+    yield Paragraph((say(result.meaning),))
+    yield from _list_section("What has changed", result.changes)
+    if result.look_ups:
+        yield blank()
+        yield heading("What to look at")
+        for number, each in enumerate(result.look_ups):
+            yield Command(each.command, Anchor(name=f"look up {number}", command=each.command), 4)
+            yield Paragraph((say("    "), say(each.meaning)), indent=4)
+    yield blank()
+    yield Paragraph((say("r makes a new dry run, Esc leads back.", TextRole.QUIET),))

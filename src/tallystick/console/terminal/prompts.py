@@ -1,0 +1,97 @@
+"""What is typed: a filter, where records begin, and what an action needs: fields, reason, id. Pure."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from tallystick.console.actions.plan import ActionPlan, Guard
+from tallystick.console.actions.request import ActionAddress
+from tallystick.console.actions.tickets import REASON_LENGTH_MAX
+from tallystick.console.terminal.places import Place, format_filter, parse_filter, seek_records
+from tallystick.console.visible import show
+from tallystick.kernel.value import Value, replace
+
+LENGTH_MAX: Final = 40_000
+"""Characters of a line: a transactional id has up to 32,767 bytes."""
+
+NAMED_MAX: Final = 80
+"""Characters of an id that is repeated beside the line in which it is to be typed."""
+
+
+class PromptKind(Enum):
+    """What a line that is typed stands for."""
+
+    FILTER = "filter"
+    RECORDS = "records"
+    FIELD = "field"
+    REASON = "reason"
+    CONFIRMATION = "confirmation"
+
+
+class Prompt(Value, kw_only=True):
+    """A question below the page.
+
+    note        what to type
+    value       what stands there already
+    length_max  characters of an answer
+    action      of a field: the action that it belongs to, without it
+    field       its name in the URL of the browser's page
+    """
+
+    kind: PromptKind
+    note: str
+    value: str = ""
+    length_max: int = LENGTH_MAX
+    action: ActionAddress | None = None
+    field: str = ""
+
+
+def ask_filter(place: Place) -> Prompt:
+    """Ask for the filter of a list."""
+    fields = "health=WORD state=STATE store=NAME and " if place.can_sort else ""
+    return Prompt(
+        kind=PromptKind.FILTER,
+        note=f"Filter by {fields}a part of the name. Enter applies it, Esc keeps what is shown.",
+        value=format_filter(place.filter),
+    )
+
+
+def ask_records() -> Prompt:
+    """Ask where records are to begin."""
+    return Prompt(
+        kind=PromptKind.RECORDS,
+        note="From an offset, or a time (UTC) such as 2026-11-25T10:00; nothing: the newest. Enter reads.",
+    )
+
+
+def ask_field(action: ActionAddress, field: str, note: str, value: str = "") -> Prompt:
+    """Ask for a field of an action."""
+    return Prompt(kind=PromptKind.FIELD, note=note, value=value, action=action, field=field)
+
+
+def ask_to_confirm(plan: ActionPlan, reason: str = "") -> Prompt:
+    """Ask for the reason, if the plan needs one and has none yet, and else for the id."""
+    if plan.guard is Guard.REASON and not reason.strip():
+        note = "Why it is done all the same: the reason goes into the audit log. Esc: nothing is done."
+        return Prompt(kind=PromptKind.REASON, note=note, length_max=REASON_LENGTH_MAX)
+    is_short = len(plan.confirmation) <= NAMED_MAX
+    name = plan.confirmation if is_short else f"all {len(plan.confirmation):,} characters that are shown"
+    note = f"Type {name} and press Enter to do it. Esc: nothing is done."
+    return Prompt(kind=PromptKind.CONFIRMATION, note=note)
+
+
+def is_confirmed(plan: ActionPlan, typed: str) -> bool:
+    """Return whether what was typed is what the page shows [ACT-4]: each character of it is seen there."""
+    return typed.strip() == show(plan.confirmation, max_length=LENGTH_MAX)
+
+
+def answer_prompt(prompt: Prompt, place: Place, typed: str) -> Place:
+    """Return where the answer to a prompt leads; the same place where it leads nowhere."""
+    if prompt.kind is PromptKind.FILTER:
+        return replace(place, filter=parse_filter(typed))
+    if prompt.kind is PromptKind.RECORDS:
+        return seek_records(place, typed)
+    if prompt.kind is PromptKind.FIELD and prompt.action is not None:
+        query: Mapping[str, str] = {**prompt.action.query, prompt.field: typed.strip()}
+        return replace(place, action=replace(prompt.action, query=query))
+    return place
