@@ -356,7 +356,7 @@ def find_action(command: str) -> ActionAddress | None:
     name, store = options.get("--transactional-id", ""), options.get("--store")
     match words[2]:
         case "resolve" if {store, options.get("--decisions")} & {"URL", "TOPIC"}:
-            return ""  # where the decisions are is for the operator to say
+            return None  # where the decisions are is for the operator to say
         case "resolve" if "--prefix" in options:
             return locate_action(ResolvePrefix(prefix=options["--prefix"], store=store))
         case "resolve" if store is not None and name:
