@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.effort import long_form
 
 from tallystick.spark.runtime.java import NoJava, find_java_home
 
@@ -78,6 +79,7 @@ spark.stop()
 
 
 @pytest.mark.slow
+@long_form
 def test_spark_runs_on_the_packaged_java(tmp_path: Path) -> None:
     """With `/usr/bin` and no Java in it: what Spark's scripts call, and nothing else."""
     tools = tmp_path / "bin"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
+from tests.support.effort import long_form
 
 from tallystick import Admin
 from tallystick.admin.topics import NewTopic
@@ -110,6 +111,7 @@ spark.stop()
 """
 
 
+@long_form
 def test_with_spark_connect_the_listener_runs_in_the_clients_process(tmp_path: Path) -> None:
     run = [sys.executable, "-c", CONNECT_CLIENT, str(tmp_path), str(find_java_home())]
     done = subprocess.run(run, capture_output=True, text=True, timeout=250, check=False, cwd=str(tmp_path))

@@ -11,6 +11,7 @@ import pytest
 from pyspark import TaskContext, cloudpickle
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from tests.support.effort import long_form
 from tests.support.reading import committed_records
 from tests.support.spark_deaf import DeafSource
 
@@ -441,6 +442,7 @@ def short_lived_workers(spark: SparkSession) -> Iterator[None]:
     conf.set("spark.python.worker.reuse", "true")
 
 
+@long_form
 def test_ids_do_not_grow_with_batches_where_workers_live_for_one_task(
     place: Place, short_lived_workers: None
 ) -> None:
