@@ -2,7 +2,8 @@
 
 import gc
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SlowFilesFir
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let a test that does not ask for the Spark session not find it: another one of its process has it.
+
+    Which files share a process is not the same in each run. With the session, more checkpoints are in reach.
+    """
+    if "pyspark.sql" not in sys.modules or "spark" in getattr(item, "fixturenames", ()):
+        return (yield)
+    from tallystick.spark.files import hadoop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hadoop, "find_session_files", lambda: None)
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

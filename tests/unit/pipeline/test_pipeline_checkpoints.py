@@ -15,7 +15,6 @@ from tallystick.pipeline.definition import (
 )
 from tallystick.pipeline.runner import check_checkpoints
 from tallystick.spark.checkpoint import write_decision_location
-from tallystick.spark.files import hadoop
 from tallystick.spark.protocol.decide import DecisionLocation
 
 OUTPUTS = tuple(OutputDefinition(name=name, view="s", sinks=(TopicSink(topic="t"),)) for name in ("a", "b"))
@@ -68,9 +67,7 @@ def test_an_output_with_a_table_decides_under_a_name_of_its_own(tmp_path: Path) 
         check_checkpoints(definition("mine", str(tmp_path)))
 
 
-def test_a_checkpoint_out_of_reach_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another test of this process may have a session of Spark, through which it would be in reach."""
-    monkeypatch.setattr(hadoop, "find_session_files", lambda: None)
+def test_a_checkpoint_out_of_reach_is_not_looked_at() -> None:
     made = definition("mine", "s3a://bucket/c/")
     check_checkpoints(made)
     assert checkpoint_location(made, OUTPUTS[0]) == "s3a://bucket/c/a"

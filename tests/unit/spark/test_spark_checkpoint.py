@@ -15,18 +15,11 @@ from tallystick.spark.checkpoint import (
     read_query_id,
     read_query_start,
 )
-from tallystick.spark.files import hadoop
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.decide import NewCheckpoint, QueryStart
 
 OFFSETS = 'v1\n{"batchWatermarkMs":0}\n{"a":{"0":5}}\n{"b":{"0":1}}\n'
 START = {"a": {"0": 3}}
-
-
-@pytest.fixture(autouse=True)
-def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another test of this process may have a session of Spark, through which more would be in reach."""
-    monkeypatch.setattr(hadoop, "find_session_files", lambda: None)
 
 
 @pytest.fixture
