@@ -8,6 +8,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.messages.data import produce
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
+from tallystick.testing import eventually
 
 HOUR_MS = 3_600_000
 
@@ -23,7 +24,13 @@ def hang(bootstrap: str, at: TopicPartition, producer_id: int, epoch: int = 0) -
         timeout_ms=10_000,
         topic_data=(produce.TopicProduceData(name=at.topic, partition_data=(part,)),),
     )
-    with RawConnection(bootstrap) as wire:
-        (told,) = wire.ask(request, produce.ProduceResponse, 11).responses[0].partition_responses
-    assert told.error_code == ErrorCode.NONE
+
+    def send() -> produce.PartitionProduceResponse:
+        with RawConnection(bootstrap) as wire:
+            (told,) = wire.ask(request, produce.ProduceResponse, 11).responses[0].partition_responses
+        # Apache Kafka may not be ready for a topic, or to verify a transaction, at the first request.
+        assert told.error_code == ErrorCode.NONE
+        return told
+
+    told = eventually(send)
     return told.base_offset
