@@ -1,4 +1,4 @@
-"""Pipelines over Avro: a file, topics and a table, and what cannot be decoded, in one decision."""
+"""Pipelines over Avro and JSON Schema: topics, a table, and what cannot be decoded, in one decision."""
 
 import json
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.sql import SparkSession
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
@@ -158,3 +160,28 @@ def test_schemas_that_are_missing_or_do_not_fit_are_said_with_their_path(
     place.registry.register(f"{place.name}.out-value", ORDER)
     with pytest.raises(BadConfig, match=r"sinks\[0\]\.value: schema 1: value\.euros: the schema has no such"):
         place.pipeline(TOPICS).start(once=True, spark=spark)
+
+
+def test_json_with_a_registered_schema_is_a_format_of_its_own(spark: SparkSession, place: Place) -> None:
+    properties = {"id": {"type": "string"}, "cents": {"type": "integer"}}
+    order = json.dumps({"title": "Order", "type": "object", "properties": properties, "required": ["id"]})
+    paid = order.replace("cents", "euros").replace("integer", "number")
+    with SchemaRegistryClient({"url": place.registry.url}) as client:
+        settings = {**place.client, "value.serializer": JSONSerializer(order, client)}
+        with Producer[bytes, Any](settings) as producer:
+            producer.send(f"{place.name}.in", {"id": "a", "cents": 150}).result(10)
+    with Producer(place.client) as producer:
+        producer.send(f"{place.name}.in", b'{"id": "without a schema"}').result(10)
+    place.registry.register(f"{place.name}.out-value", paid, "JSON")
+    changed = TOPICS.replace('"avro"', '"json-schema"').replace("""'"string"'""", """'{"type": "string"}'""")
+    place.registry.register(f"{place.name}.out-key", '{"type": "string"}', "JSON")
+    with place.pipeline(changed).start(once=True, spark=spark) as running:
+        running.wait()
+    (record,) = committed_records(place.client, f"{place.name}.out")
+    assert record.value is not None
+    read = JSONDeserializer(paid)
+    context = SerializationContext(f"{place.name}.out", MessageField.VALUE)
+    assert read(record.value, context) == {"id": "a", "euros": 1.5}
+    ((_, dead, reason),) = place.dead()
+    assert dead == b'{"id": "without a schema"}'
+    assert "no schema id" in reason

@@ -47,11 +47,11 @@ def build_source_options(
     )
     settings = {f"kafka.{name}": text for name, text in settings_of_role("consumer", client).items()}
     formats: dict[str, str] = {}
-    if source.format.is_registered:
+    if (column_format := source.format.column_format) is not None:
         settings_of_registry = {n: t for n, t in registry.items() if n != _AUTO_REGISTER}
         dead_letter = source.malformed is OnMalformed.DEAD_LETTER
         formats = {
-            "value.format": source.format.value,
+            "value.format": column_format.value,
             "onMalformed": "null" if dead_letter else "fail",
             **({} if source.schema is None else {"value.schema": source.schema}),
             **({} if source.message is None else {"value.message": source.message}),

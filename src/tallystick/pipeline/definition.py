@@ -36,13 +36,14 @@ underscore is a hyphen there.
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta, field
 
 from tallystick.kernel.value import Value, replace
 from tallystick.lake.names import is_table_url, parse_table_url
 from tallystick.pipeline.toml_reader import Settings, Texts
+from tallystick.schemas.model import ColumnFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,12 +60,13 @@ class ValueFormat(StrEnum):
     STRING = "string"  # UTF-8 text, in column `value`
     BYTES = "bytes"  # unchanged, in column `value`
     AVRO = "avro"  # Avro with a schema registry's prefix; the fields are the columns
+    JSON_SCHEMA = "json-schema"  # JSON with a registered JSON Schema, likewise
     PROTOBUF = "protobuf"  # Protobuf, likewise
 
     @property
-    def is_registered(self) -> bool:
-        """Whether a registry has the schema."""
-        return self in (ValueFormat.AVRO, ValueFormat.PROTOBUF)
+    def column_format(self) -> ColumnFormat | None:
+        """Format of the source's column `value`; None if no registry has the schema."""
+        return _REGISTERED_FORMATS.get(self.value)
 
 
 class TopicFormat(StrEnum):
@@ -72,7 +74,22 @@ class TopicFormat(StrEnum):
 
     PLAIN = "plain"  # strings or bytes, as the expression has them
     AVRO = "avro"  # Avro with a schema registry's prefix
+    JSON_SCHEMA = "json-schema"  # JSON with a registered JSON Schema, likewise
     PROTOBUF = "protobuf"  # Protobuf, likewise
+
+    @property
+    def column_format(self) -> ColumnFormat | None:
+        """Format of the sink's encoded column; None if no registry has the schema."""
+        return _REGISTERED_FORMATS.get(self.value)
+
+
+# "json" is JSON without a registry in these files, and with one in the options of Spark's source and sink.
+_REGISTERED_FORMATS: Final[Mapping[str, ColumnFormat]] = {
+    "avro": ColumnFormat.AVRO,
+    "json-schema": ColumnFormat.JSON,
+    "protobuf": ColumnFormat.PROTOBUF,
+}
+REGISTERED: Final = '"avro", "json-schema" or "protobuf"'
 
 
 class OnMalformed(StrEnum):
@@ -108,7 +125,7 @@ class SourceDefinition(Value, kw_only=True, rename="kebab"):
 
     topics       topic names; empty if `pattern` selects them
     starting     start of a new checkpoint: "earliest", "latest" or the source's JSON of offsets
-    schema       Spark DDL of the value's fields, for JSON; the reader's schema, for Avro and Protobuf
+    schema       Spark DDL of the value's fields, for JSON; the reader's schema, for formats with a registry
     message      the Protobuf message that the values are; None for the schema's first one
     dead_letter  topic for malformed values
     options      further options of the `tallystick` source, such as `maxOffsetsPerTrigger`

@@ -12,6 +12,7 @@ from tallystick.client.net.metadata import is_topic_name
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.definition import (
+    REGISTERED,
     Definition,
     Lookup,
     OnMalformed,
@@ -169,9 +170,9 @@ def _parse_source(name: str, table: TomlTable) -> SourceDefinition:
         table.report("topics", 'give either topics = ["..."] or pattern = "..."')
     if source.format is ValueFormat.JSON and "schema" not in table:
         table.report("schema", 'is missing: the fields of the JSON, like "id BIGINT, what STRING"')
-    has_schema = source.format is ValueFormat.JSON or source.format.is_registered
+    has_schema = source.format is ValueFormat.JSON or source.format.column_format is not None
     if source.schema is not None and not has_schema:
-        why = f"is for json, avro and protobuf; with {source.format} there is one column, `value`"
+        why = f'goes with format = "json", {REGISTERED}; with {source.format} there is one column, `value`'
         table.report("schema", why)
     if source.message is not None and source.format is not ValueFormat.PROTOBUF:
         table.report("message", 'goes with format = "protobuf"')
@@ -225,7 +226,7 @@ def _parse_sink(table: TomlTable) -> SinkDefinition:
         _check_topic(table, "topic", topic_sink.topic)
         for key, kind in (("schema", topic_sink.format), ("key-schema", topic_sink.key_format)):
             if key in table and kind is TopicFormat.PLAIN:
-                table.report(key, f'goes with {key.replace("schema", "format")} = "avro" or "protobuf"')
+                table.report(key, f"goes with {key.replace('schema', 'format')} = {REGISTERED}")
         for key, kind in (("message", topic_sink.format), ("key-message", topic_sink.key_format)):
             if key in table and kind is not TopicFormat.PROTOBUF:
                 table.report(key, f'goes with {key.replace("message", "format")} = "protobuf"')

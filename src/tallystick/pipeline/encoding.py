@@ -16,11 +16,10 @@ from tallystick.pipeline.definition import (
     Definition,
     OutputDefinition,
     SinkDefinition,
-    TopicFormat,
     TopicSink,
     checkpoint_location,
 )
-from tallystick.schemas.model import ColumnFormat, FieldFormat, SchemaError
+from tallystick.schemas.model import FieldFormat, SchemaError
 from tallystick.spark.options.format_options import parse_format_options
 from tallystick.spark.options.sinks import quote_column
 from tallystick.spark.sink.encoding import SchemaPlace, build_serializer, resolve_writer
@@ -74,8 +73,7 @@ def _list_fields(sink: TopicSink) -> Iterator[FieldFormat]:
         ("key", sink.key_format, sink.key_schema, sink.key_message),
         ("value", sink.format, sink.schema, sink.message),
     ):
-        if topic_format is not TopicFormat.PLAIN:
-            column_format = ColumnFormat(topic_format.value)
+        if (column_format := topic_format.column_format) is not None:
             yield FieldFormat(field=field, format=column_format, schema=schema, message=message)
 
 

@@ -70,7 +70,7 @@ def _source_line(source: SourceDefinition) -> str:
     malformed = ""
     if source.malformed is OnMalformed.DEAD_LETTER:
         malformed = f"; what does not fit the schema goes to {source.dead_letter}, in the same decision"
-    elif source.schema is not None or source.format.is_registered:
+    elif source.schema is not None or source.format.column_format is not None:
         malformed = "; a value that does not fit the schema stops the query"
     watermark_text = ""
     if source.watermark is not None:

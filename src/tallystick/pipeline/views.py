@@ -96,7 +96,7 @@ def _declare_source(spark: SparkSession, source: SourceDefinition, options: Mapp
     except PySparkException as error:  # the schema of the values cannot be had
         raise BadConfig(f"{path}: {_find_cause(error)}") from error
     _declare(source.name, path, lambda: _add_watermark(_source_rows(records, source), source))
-    if source.malformed is OnMalformed.DEAD_LETTER and source.format.is_registered:
+    if source.malformed is OnMalformed.DEAD_LETTER and source.format.column_format is not None:
         _select_undecoded(records).createOrReplaceTempView(malformed_view_name(source))
     elif source.malformed is OnMalformed.DEAD_LETTER:
         bad = (
@@ -117,7 +117,7 @@ def _source_rows(records: DataFrame, source: SourceDefinition) -> DataFrame:
             return records.select(text.alias("value"), *_origin_columns())
         case ValueFormat.BYTES:
             return records.select("value", *_origin_columns())
-        case ValueFormat.AVRO | ValueFormat.PROTOBUF:
+        case ValueFormat.AVRO | ValueFormat.JSON_SCHEMA | ValueFormat.PROTOBUF:
             is_record = isinstance(records.schema["value"].dataType, StructType)
             fitting = records.where(_decoded_condition(source))
             return fitting.select("value.*" if is_record else "value", *_origin_columns())
