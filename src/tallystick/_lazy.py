@@ -12,6 +12,7 @@ _EXTRAS: Final = {
     "confluent_kafka": "demo",
     "cryptography": "security",
     "deltalake": "delta",
+    "obstore": "delta",
     "django": "django",
     "fastavro": "schemas",
     "google": "schemas",

@@ -103,8 +103,8 @@ def test_a_table_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("url", "problem"),
-    [("delta:", "is not the URL of a lake table"), ("delta:s3://bucket/table", "none in an object store")],
+    [("delta:", "is not the URL of a lake table"), ("delta:hdfs://name/table", "or in an object store")],
 )
-def test_what_is_no_folder_of_a_table_is_refused_at_once(url: str, problem: str) -> None:
+def test_what_is_no_place_of_a_table_is_refused_at_once(url: str, problem: str) -> None:
     with pytest.raises(BadConfig, match=problem):
         CollectorConfig.check({"bootstrap.servers": "localhost:9092"}, [url])

@@ -360,7 +360,7 @@ def test_files_that_are_not_where_the_driver_looks_are_not_decided_on(place: Pla
     row = open_row(place)
     row.claim(OLD, is_last)
     files = write_files(place, OLD, [1])
-    place.find_file(files[0].path).unlink()
+    place.remove_file(files[0].path)
     with pytest.raises(VoteLost, match="driver and tasks do not share that storage"):
         row.decide(decision(0), OLD, moves_of(files))
 
@@ -408,8 +408,8 @@ def test_files_that_an_older_version_names_are_no_orphans(place: Place) -> None:
     report = look_for_orphans(table)
     assert set(report.orphans) == {orphan.path}
     remove_orphans(table, report)
-    assert not place.find_file(orphan.path).exists()
-    assert place.find_file(files[0].path).exists()
+    assert not place.has_file(orphan.path)
+    assert place.has_file(files[0].path)
 
 
 def test_where_no_table_is_nothing_is_looked_for(place: Place) -> None:

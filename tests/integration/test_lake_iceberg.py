@@ -376,10 +376,13 @@ def test_a_table_of_the_first_format_is_refused(tmp_path: Path) -> None:
     assert "is of format version 1, and this writer has 2" in find_problems(place)
 
 
-def test_a_table_in_an_object_store_is_refused(tmp_path: Path) -> None:
+def test_a_table_in_an_object_store_without_pyarrow_is_refused(tmp_path: Path) -> None:
     place = IcebergPlace(tmp_path, properties={"write.data.path": "s3://bucket/data"})
-    assert "has its data at s3://bucket/data" in find_problems(place)
-    with pytest.raises(UnusableTable, match="none in an object store"):
+    place.properties["py-io-impl"] = "pyiceberg.io.fsspec.FsspecFileIO"
+    assert "has its files at s3://bucket/data, which pyiceberg reaches through FsspecFileIO" in find_problems(
+        place
+    )
+    with pytest.raises(UnusableTable, match=r"Set py-io-impl to pyiceberg\.io\.pyarrow\.PyArrowFileIO"):
         look_for_orphans(place.open())
 
 

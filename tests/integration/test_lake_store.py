@@ -544,7 +544,7 @@ def test_what_is_no_table_is_told(tmp_path: Path) -> None:
     with pytest.raises(BadStore, match="does not exist"):
         list(store.transactional_ids())
     with pytest.raises(BadConfig, match="object store"):
-        DeltaStore("s3://bucket/table")
+        DeltaStore("hdfs://name/table")
 
 
 def test_a_table_with_rules_of_its_own_is_refused(place: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_rocksdb_that_a_process_has_open_is_left_to_it(
         ("zookeeper://me:secret@localhost:x/root", 2, "Port could not be"),
         ("delta:{folder}/none", 1, "does not exist"),
         ("delta:", 2, "is not the URL of a lake table"),
-        ("delta:s3://bucket/table", 2, "object store"),
+        ("delta:hdfs://name/table", 2, "object store"),
     ],
 )
 def test_a_url_that_names_no_store_is_one_line(

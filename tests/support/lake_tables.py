@@ -7,7 +7,7 @@ import datetime as dt
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -16,6 +16,7 @@ from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.lake.data_files import AttemptName, DataFileWriter
 from tallystick.lake.names import parse_table_url
 from tallystick.lake.ports import DataFile, LakeTable
+from tallystick.lake.storage import Storage, open_storage
 
 PREFIX: Final = "p/database"
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -32,64 +33,72 @@ class DeltaPlace:
     lost_text: ClassVar = "has what was decided last"
 
     def __init__(self, folder: Path, schema: pa.Schema = SCHEMA) -> None:
+        self.folder = folder / "table"
+        self._create(str(folder), {}, schema)
+
+    def _create(self, base: str, options: dict[str, str], schema: pa.Schema) -> None:
         from deltalake import DeltaTable
 
-        self.folder = folder / "table"
-        self.url = f"delta:{self.folder}"
-        self.missing_url = f"delta:{folder / 'nothing'}"
-        DeltaTable.create(self.folder, schema=schema)
+        self.options = options
+        self.url = f"delta:{base}/table"
+        self.missing_url = f"delta:{base}/nothing"
+        DeltaTable.create(f"{base}/table", schema=schema, storage_options=options)
+
+    @property
+    def table(self) -> Any:
+        from deltalake import DeltaTable
+
+        return DeltaTable(self.url.removeprefix("delta:"), storage_options=self.options)
 
     def open(self, url: str = "") -> LakeTable:
         """Return the table as another process would open it."""
         from tallystick.lake.delta import DeltaLakeTable
 
-        return DeltaLakeTable(parse_table_url(url or self.url), {})
+        return DeltaLakeTable(parse_table_url(url or self.url), self.options)
+
+    @property
+    def storage(self) -> Storage:
+        return open_storage(parse_table_url(self.url), self.options)
 
     def open_writer(self, owner: ProducerIdAndEpoch, attempt: str) -> DataFileWriter:
-        table: Any = self.open()
         name = AttemptName(key=PREFIX, owner=str(owner), attempt=attempt)
-        return DataFileWriter(table.storage, table.read_definition(), name)
+        return DataFileWriter(self.storage, self.open().read_definition(), name)
 
-    def find_file(self, path: str) -> Path:
-        return self.folder / path
+    def remove_file(self, path: str) -> None:
+        self.storage.try_remove(path)
+
+    def has_file(self, path: str) -> bool:
+        return self.storage.size(path) is not None
 
     def read(self) -> pa.Table:
-        from deltalake import DeltaTable
-
-        return pa.table(DeltaTable(self.folder).scan().read_all())
+        return pa.table(self.table.scan().read_all())
 
     # ---- other writers
 
     def append(self, ids: Sequence[int]) -> None:
         from deltalake import write_deltalake
 
-        write_deltalake(self.folder, pa.table(make_rows(ids, "other")), mode="append")
+        write_deltalake(self.table, pa.table(make_rows(ids, "other")), mode="append")
 
     def compact(self) -> None:
-        from deltalake import DeltaTable
-
-        DeltaTable(self.folder).optimize.compact()
-        DeltaTable(self.folder).create_checkpoint()
+        self.table.optimize.compact()
+        self.table.create_checkpoint()
 
     def tidy(self) -> None:
         """Remove the files that no version needs."""
-        from deltalake import DeltaTable
-
-        DeltaTable(self.folder).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+        self.table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
 
     def add_column(self) -> None:
-        from deltalake import DeltaTable, Field
+        from deltalake import Field
 
-        DeltaTable(self.folder).alter.add_columns([Field("more", "string")])
+        self.table.alter.add_columns([Field("more", "string")])
 
     def lose_entry(self) -> None:
         """Clean the log up, so that the last decision is not in it."""
-        from deltalake import DeltaTable
-
         self.append([100])
-        DeltaTable(self.folder).create_checkpoint()
-        for entry in sorted((self.folder / "_delta_log").glob("*.json"))[:-1]:
-            entry.unlink()
+        self.table.create_checkpoint()
+        for entry in sorted(path for path in self.storage.list("_delta_log") if path.endswith(".json"))[:-1]:
+            self.storage.try_remove(entry)
 
     # ---- answers
 
@@ -110,6 +119,16 @@ class DeltaPlace:
             yield
 
 
+class DeltaS3Place(DeltaPlace):
+    """A Delta table in an object store."""
+
+    def __init__(self, folder: Path, schema: pa.Schema = SCHEMA) -> None:
+        from tests.support.object_store import get_object_store
+
+        self.store = get_object_store()
+        self._create(f"s3://{self.store.create_bucket()}/lake", self.store.options, schema)
+
+
 class IcebergPlace:
     """An Iceberg table of a catalog in SQLite, in a folder."""
 
@@ -124,12 +143,17 @@ class IcebergPlace:
             "type": "sql",
             "uri": f"sqlite:///{folder / 'catalog.db'}",
             "warehouse": f"file://{folder}",
+            **self._choose_storage(),
         }
         self.catalog = load_catalog("lake", **self.properties)
         self.catalog.create_namespace_if_not_exists("flights")
         self.catalog.create_table("flights.rows", schema=schema, **options)
         self.url = "iceberg:lake.flights.rows"
         self.missing_url = "iceberg:lake.flights.nothing"
+
+    def _choose_storage(self) -> dict[str, str]:
+        """Return the properties of the catalog that say where its files are, if not in the folder."""
+        return {}
 
     @property
     def table(self) -> Any:
@@ -149,6 +173,12 @@ class IcebergPlace:
 
     def find_file(self, path: str) -> Path:
         return self.folder / "flights" / "rows" / "data" / path
+
+    def remove_file(self, path: str) -> None:
+        self.find_file(path).unlink()
+
+    def has_file(self, path: str) -> bool:
+        return self.find_file(path).exists()
 
     def read(self) -> pa.Table:
         return self.table.scan().to_arrow()
@@ -203,7 +233,38 @@ class IcebergPlace:
             yield
 
 
-def create_bucketed(folder: Path) -> IcebergPlace:
+AnIcebergPlace = TypeVar("AnIcebergPlace", bound=IcebergPlace)
+
+
+class IcebergS3Place(IcebergPlace):
+    """An Iceberg table in an object store."""
+
+    def _choose_storage(self) -> dict[str, str]:
+        from tests.support.object_store import get_object_store
+
+        store = get_object_store()
+        return {
+            "warehouse": f"s3://{store.create_bucket()}/lake",
+            "s3.endpoint": store.url,
+            "s3.region": store.options["AWS_REGION"],
+            "s3.access-key-id": store.options["AWS_ACCESS_KEY_ID"],
+            "s3.secret-access-key": store.options["AWS_SECRET_ACCESS_KEY"],
+        }
+
+    @property
+    def storage(self) -> Storage:
+        from tallystick.lake.iceberg_storage import open_files
+
+        return open_files(str(self.table.location_provider().data_path), self.table.io)
+
+    def remove_file(self, path: str) -> None:
+        self.storage.try_remove(path)
+
+    def has_file(self, path: str) -> bool:
+        return self.storage.size(path) is not None
+
+
+def create_bucketed(folder: Path, kind: type[AnIcebergPlace] = IcebergPlace) -> AnIcebergPlace:
     """Create a table of texts and batches, in two buckets of the texts."""
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
@@ -212,11 +273,16 @@ def create_bucketed(folder: Path) -> IcebergPlace:
 
     schema = Schema(NestedField(1, "id", StringType()), NestedField(2, "batch", IntegerType()))
     buckets = PartitionSpec(PartitionField(1, 1000, BucketTransform(2), "id_bucket"))
-    return IcebergPlace(folder, schema, partition_spec=buckets)
+    return kind(folder, schema, partition_spec=buckets)
 
 
 Place = DeltaPlace | IcebergPlace
-PLACES: Final[dict[str, type[Place]]] = {"delta": DeltaPlace, "iceberg": IcebergPlace}
+PLACES: Final[dict[str, type[Place]]] = {
+    "delta": DeltaPlace,
+    "delta-s3": DeltaS3Place,
+    "iceberg": IcebergPlace,
+    "iceberg-s3": IcebergS3Place,
+}
 
 
 def write_files(

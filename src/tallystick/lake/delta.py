@@ -90,16 +90,16 @@ class DeltaLakeTable:
         unsafe = find_unsafe_options({**_read_environment(), **storage_options})
         if unsafe:
             raise BadConfig(
-                f"table {url}: {', '.join(unsafe)}: with it, a commit may overwrite that of another writer, "
-                "so that two drivers may both decide. Take it away; S3 and its kin create a log entry only "
-                "if it is absent"
+                f'table {url}: {", ".join(unsafe)}: with it, log entries are not created "only if absent", '
+                "so that two drivers may both decide. Take it away: S3 and its kin have that without it"
             )
         self._url = url
         self._options = dict(storage_options)
         self._lock = Lock()
         self._table: DeltaTable | None = None
         self._entries: dict[int, LakeEntry] = {}
-        self.storage: Storage = open_storage(url)
+        self.storage: Storage = open_storage(url, self._options)
+        self._is_fenced = False
 
     @property
     def url(self) -> str:
@@ -172,6 +172,7 @@ class DeltaLakeTable:
             table = self._table
             if table is None or table.version() != version:
                 return CommitOutcome.BEATEN
+            self._check_fence()
             next_version = version + 1
             properties = CommitProperties(
                 custom_metadata={METADATA_KEY: encode_entry(entry)},
@@ -198,6 +199,18 @@ class DeltaLakeTable:
                 return CommitOutcome.UNKNOWN
             self._entries = {**self._entries, next_version: entry}
             return CommitOutcome.COMMITTED
+
+    def _check_fence(self) -> None:
+        """Raise UnusableTable for a store that does not fence, before the first commit of this process."""
+        if self._is_fenced:
+            return
+        problem = self.storage.find_fence_problem()
+        if problem is not None:
+            raise UnusableTable(
+                f"table {self._url}: {problem}, so that two writers may commit the same version. Nothing was "
+                "committed. Use a store with conditional writes: S3, GCS, Azure, MinIO, R2 have them"
+            )
+        self._is_fenced = True
 
     def _look_up(self, version: int, entry: LakeEntry) -> CommitOutcome:
         try:

@@ -20,11 +20,9 @@ sends what the proof in docs/adr/0067 needs, once, and what it raises means noth
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from secrets import token_hex
 from threading import Lock
 from typing import Any, ClassVar, Final
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
@@ -63,11 +61,12 @@ from tallystick.lake.iceberg_files import (
     encode_layout,
     find_layout_problems,
 )
+from tallystick.lake.iceberg_storage import find_path, find_storage_problem, open_files
 from tallystick.lake.iceberg_upserts import read_keys, rewrite_files
 from tallystick.lake.names import TableUrl, format_application_id, parse_application_id, parse_data_file_name
 from tallystick.lake.ports import DataFile, TableFiles, TableState
 from tallystick.lake.schema import TableDefinition, find_added_columns
-from tallystick.lake.storage import LocalStorage
+from tallystick.lake.storage import Storage, sync_file
 from tallystick.lake.upserts import find_key_problem
 
 _log = logging.getLogger("tallystick.lake")
@@ -375,11 +374,12 @@ class IcebergLakeTable:
             storage = self._open_storage(self._table or self._refresh())
         storage.try_remove(path)
 
-    def _open_storage(self, table: Table) -> LocalStorage:
-        folder = _find_path(_find_data_folder(table))
-        if folder is None:
-            raise UnusableTable(f"table {self._url}: {'; '.join(_find_problems(table))}")
-        return LocalStorage(folder)
+    def _open_storage(self, table: Table) -> Storage:
+        folder = _find_data_folder(table)
+        problem = find_storage_problem(folder, table.io)
+        if problem is not None:
+            raise UnusableTable(f"table {self._url}: {problem}")
+        return open_files(folder, table.io)
 
 
 def _read_version(metadata: TableMetadata) -> int:
@@ -417,20 +417,11 @@ def _find_data_folder(table: Table) -> str:
     return str(table.location_provider().data_path)
 
 
-def _find_path(uri: str) -> Path | None:
-    """Return the path of a file of this host; None for one elsewhere."""
-    parts = urlsplit(uri)
-    if parts.scheme == "":
-        return Path(uri).absolute()
-    # Not unquoted: pyiceberg takes the path as it is.
-    return Path(parts.path) if parts.scheme == "file" else None
-
-
 def _sync(uri: str) -> None:
     """Make a file durable that pyiceberg has written; a store that is elsewhere does so itself."""
-    path = _find_path(uri)
+    path = find_path(uri)
     if path is not None:
-        LocalStorage(Path("/")).sync(str(path))
+        sync_file(path)
 
 
 def _sync_snapshot(table: Table, snapshot: Snapshot) -> None:
@@ -442,13 +433,15 @@ def _sync_snapshot(table: Table, snapshot: Snapshot) -> None:
 
 
 def _define(table: Table) -> TableDefinition:
-    folder = _find_path(_find_data_folder(table))
+    folder = _find_data_folder(table)
+    path = find_path(folder)
     return TableDefinition(
         identity=str(table.metadata.table_uuid),
         schema=pa.schema(table.schema().as_arrow()),
         layout=encode_layout(
-            str(folder or ""), table.schema(), table.spec(), table.sort_order(), table.properties
+            str(path or folder), table.schema(), table.spec(), table.sort_order(), table.properties
         ),
+        file_options={} if path else dict(table.io.properties),
         problems=tuple(_find_problems(table)),
     )
 
@@ -457,10 +450,7 @@ def _find_problems(table: Table) -> Iterator[str]:
     """Yield what a writer of plain data files cannot do."""
     if table.format_version != _FORMAT_VERSION:
         yield f"is of format version {table.format_version}, and this writer has {_FORMAT_VERSION}"
-    for what, uri in (("data", _find_data_folder(table)), ("metadata", table.metadata_location)):
-        if _find_path(uri) is None:
-            yield (
-                f"has its {what} at {uri}: only a table in a folder that driver and tasks share can be "
-                "written yet, none in an object store"
-            )
+    problem = find_storage_problem(_find_data_folder(table), table.io)
+    if problem is not None:
+        yield problem
     yield from find_layout_problems(table.schema(), table.spec())

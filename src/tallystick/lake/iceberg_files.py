@@ -10,7 +10,6 @@ documented. tests/integration/test_lake_iceberg_files.py pins them by reading wi
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
@@ -46,9 +45,9 @@ from pyiceberg.types import PrimitiveType, UUIDType
 
 from tallystick.kernel.value import Value
 from tallystick.lake.data_files import AttemptName, DataFileWriter, PartitionKey
+from tallystick.lake.iceberg_storage import open_task_files
 from tallystick.lake.ports import DataFile
 from tallystick.lake.schema import TableDefinition
-from tallystick.lake.storage import open_folder
 
 _TRANSFORMS: Final = (
     IdentityTransform,
@@ -66,7 +65,7 @@ _METRICS_PREFIX: Final = "write.metadata.metrics."
 class IcebergLayout(Value, kw_only=True):
     """How the data files of a table are written: as text, `TableDefinition.layout`.
 
-    folder                    where they are
+    folder                    where they are: a path of this host, or a URI
     schema, spec, sort_order  of the table, as Iceberg's JSON
     metrics                   the properties that say which statistics are kept
     """
@@ -115,7 +114,7 @@ class IcebergFileWriter(DataFileWriter):
     def __init__(self, definition: TableDefinition, name: AttemptName) -> None:
         """Bind to the table's folder, which is made if it is not there."""
         layout = msgspec.json.decode(definition.layout, type=IcebergLayout)
-        super().__init__(open_folder(Path(layout.folder)), definition, name)
+        super().__init__(open_task_files(layout.folder, definition.file_options), definition, name)
         self._schema = Schema.model_validate_json(layout.schema)
         self._spec = PartitionSpec.model_validate_json(layout.spec)
         self._order = SortOrder.model_validate_json(layout.sort_order)

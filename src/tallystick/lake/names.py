@@ -29,9 +29,14 @@ _OWNER_DIGITS: Final = 12
 _DATA_FILE: Final = re.compile(
     rf"tallystick-([0-9a-f]{{{_KEY_DIGITS}}})-([0-9a-f]{{{_OWNER_DIGITS}}})-([0-9a-f]+)-([0-9]+)\.parquet"
 )
+OBJECT_STORES: Final = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "azure")
+"""Schemes of the object stores that delta-rs and obstore both have."""
+
 # Under these, "create if absent" of a store is switched off: then two drivers may both commit.
 _UNSAFE_OPTIONS: Final = ("aws_s3_allow_unsafe_rename", "allow_unsafe_rename", "mount_allow_unsafe_rename")
 _CONDITIONAL_PUT_OPTIONS: Final = ("aws_conditional_put", "conditional_put")
+# With one, writers agree in a table of DynamoDB, and an entry may be there before its file.
+_LOCKING_OPTIONS: Final = ("aws_s3_locking_provider",)
 
 
 class TableUrl(Value):
@@ -49,6 +54,10 @@ class TableUrl(Value):
     def is_path(self) -> bool:
         """True if the place is a path, which may be relative."""
         return self.format == "delta" and "://" not in self.place
+
+    @property
+    def is_in_object_store(self) -> bool:
+        return self.format == "delta" and self.place.partition("://")[0] in OBJECT_STORES
 
     def __str__(self) -> str:
         return f"{self.format}:{self.place}"
@@ -79,22 +88,23 @@ def find_url_problem(text: str) -> str | None:
         url = parse_table_url(text)
     except BadConfig as exc:
         return str(exc)
-    if "://" in url.folder:
+    if "://" in url.folder and not url.is_in_object_store:
         return (
-            f"table {text}: only a table in a folder that driver and tasks share can be written yet, none in "
-            "an object store"
+            f"table {text}: must be in a folder that all its writers share, or in an object store "
+            f"({', '.join(f'{each}://' for each in OBJECT_STORES)})"
         )
     return None
 
 
 def find_unsafe_options(storage_options: dict[str, str]) -> list[str]:
-    """Return the options under which the storage overwrites a log entry that another writer has committed.
+    """Return the options under which the storage may overwrite a log entry that another writer has committed.
 
     The fence of a driver is the storage's "create only if absent": without it there is none.
     """
     options = {name.lower(): text.lower() for name, text in storage_options.items()}
     unsafe = [name for name in _UNSAFE_OPTIONS if options.get(name, "false") not in ("false", "0", "no")]
-    return unsafe + [name for name in _CONDITIONAL_PUT_OPTIONS if options.get(name) == "disabled"]
+    unsafe += [name for name in _CONDITIONAL_PUT_OPTIONS if options.get(name) == "disabled"]
+    return unsafe + [name for name in _LOCKING_OPTIONS if options.get(name)]
 
 
 def format_application_id(key: str) -> str:

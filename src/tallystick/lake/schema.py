@@ -5,10 +5,11 @@ Everything else is refused with the expression that mends it: a cast that fails 
 that rounds, is no decision of a sink's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import pyarrow as pa
+from msgspec import field
 from pyarrow import types
 
 from tallystick.kernel.value import Value
@@ -23,6 +24,7 @@ class TableDefinition(Value, kw_only=True):
     schema             its columns as Arrow has them; a field that is not nullable takes no null
     partition_columns  in the table's order, if they are all there is to its partitions
     layout             what else the writer of its data files needs, in the words of its format
+    file_options       by which a task reaches the place of its data files; they may have credentials
     problems           why a writer like this one must not write the table; empty if it may
     """
 
@@ -30,6 +32,7 @@ class TableDefinition(Value, kw_only=True):
     schema: pa.Schema
     partition_columns: tuple[str, ...] = ()
     layout: str = ""
+    file_options: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
@@ -60,9 +63,9 @@ def find_column_problems(
             yield f"has no column {column.name}; it has {names}. merge_schema=True adds the column"
         elif types.is_null(column.type):
             yield f"column {column.name}: is null in every row, so that it has no type to be added with"
-    for field in table:
-        if not field.nullable and field.name not in columns.names:
-            yield f"column {field.name} may not be null, and is not written"
+    for column in table:
+        if not column.nullable and column.name not in columns.names:
+            yield f"column {column.name} may not be null, and is not written"
     for name in definition.partition_columns:
         if name in columns.names and not _is_partition_type(columns.field(name).type):
             kind = _name(columns.field(name).type)

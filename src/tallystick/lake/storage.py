@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from tallystick import lake
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake.names import TableUrl, find_url_problem
 
@@ -33,6 +34,12 @@ class Storage(Protocol):
 
     def try_remove(self, path: str) -> None:
         """Remove a file, if it is there and that is possible."""
+
+    def find_fence_problem(self) -> str | None:
+        """Return why a file that was created "only if absent" may still be overwritten; None if it cannot.
+
+        What a file system promises, an object store has to show. Raises: OSError.
+        """
 
 
 class LocalStorage:
@@ -76,16 +83,14 @@ class LocalStorage:
         return sizes
 
     def sync(self, path: str) -> None:
-        file = os.open(self._root / path, os.O_RDONLY)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
-        _sync_folder((self._root / path).parent)
+        sync_file(self._root / path)
 
     def try_remove(self, path: str) -> None:
         with suppress(OSError):
             (self._root / path).unlink()
+
+    def find_fence_problem(self) -> str | None:
+        return None
 
 
 def open_folder(folder: Path) -> LocalStorage:
@@ -96,6 +101,16 @@ def open_folder(folder: Path) -> LocalStorage:
     return LocalStorage(folder)
 
 
+def sync_file(path: Path) -> None:
+    """Make a file durable, with its name."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+    _sync_folder(path.parent)
+
+
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -104,9 +119,15 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def open_storage(url: TableUrl) -> Storage:
-    """Return where the data files of a table are. Raises: BadConfig."""
+def open_storage(url: TableUrl, options: Mapping[str, str]) -> Storage:
+    """Return where the data files of a table are. Raises: BadConfig; MissingLibrary for an object store.
+
+    Args:
+        options: the table's storage options; a folder needs none.
+    """
     problem = find_url_problem(str(url))
     if problem is not None:
         raise BadConfig(problem)
+    if url.is_in_object_store:
+        return lake.object_storage.ObjectStorage(url.place, options)
     return LocalStorage(Path(url.folder))

@@ -33,10 +33,11 @@ def test_the_url_of_a_table() -> None:
     ]
 
 
-def test_places_that_cannot_be_written_yet() -> None:
+def test_places_that_cannot_be_written() -> None:
     assert find_url_problem("delta:/lake/delays") is None
     assert find_url_problem("delta:file:///lake/delays") is None
-    assert "none in an object store" in str(find_url_problem("delta:s3://bucket/delays"))
+    assert find_url_problem("delta:s3://bucket/delays") is None
+    assert "or in an object store (s3://" in str(find_url_problem("delta:hdfs://name/delays"))
     assert "is not the URL of a lake table" in str(find_url_problem("delta:"))
 
 

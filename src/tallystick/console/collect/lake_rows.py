@@ -34,7 +34,8 @@ class LakeRows:
         self._table, self._store, self._name = open_table(location), LakeStore(location), name
         self._engine = _ENGINES[location.url.format]
         self.folder: Path | None = None
-        if location.url.format == "delta":  # of Iceberg, the catalog knows the folder
+        # Of Iceberg, the catalog knows the folder.
+        if location.url.format == "delta" and not location.url.is_in_object_store:
             self.folder = Path(location.url.folder)
         self._version: int | None = None
         self._keys: frozenset[str] = frozenset()

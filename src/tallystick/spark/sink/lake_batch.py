@@ -84,7 +84,8 @@ def open_data_files(target: LakeTarget, prefix: str, lease: BatchLease) -> DataF
     if target.keys:
         # These files are read again for the upsert, and are no part of the table.
         definition = replace(definition, partition_columns=())
-    return DataFileWriter(open_storage(target.location.url), definition, name)
+    storage = open_storage(target.location.url, dict(target.location.storage_options))
+    return DataFileWriter(storage, definition, name)
 
 
 def drop_hash(rows: pa.RecordBatch) -> pa.RecordBatch:

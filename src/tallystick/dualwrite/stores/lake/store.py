@@ -81,7 +81,7 @@ class LakeStore:
         self.merge_schema = merge_schema
         self.block_bytes_max = block_bytes_max
         self._accept_lost = frozenset(accept_lost)
-        self._storage = open_storage(location.url)
+        self._storage = open_storage(location.url, dict(location.storage_options))
         self._open: Callable[[], LakeTable] = partial(open_table, location)
         self._commits = RLock()  # writers of one process take turns, instead of beating each other
         self._definition: TableDefinition | None = None
@@ -340,15 +340,15 @@ class DeltaStore(LakeStore):
         block_bytes_max: int = BLOCK_BYTES_MAX,
         accept_lost: Collection[str] = (),
     ) -> None:
-        """Bind the store to the Delta table in a folder; nothing is read yet.
+        """Bind the store to a Delta table; nothing is read yet.
 
         Args:
-            table: its path, or its URL like `delta:/lake/payments`.
-            storage_options: for the storage, by delta-rs' names.
+            table: its path, or its URL like `delta:/lake/payments` or `delta:s3://bucket/payments`.
+            storage_options: for the storage, by delta-rs' names; for a folder, none.
             merge_schema: appends add columns that the table lacks.
             block_bytes_max: the rows that one block may hold in memory.
             accept_lost: as of a LakeStore.
-        Raises: BadConfig for what is no folder; MissingLibrary.
+        Raises: BadConfig for a place that cannot be written; MissingLibrary.
         """
         _lazy.load("deltalake")  # what is missing is told here, not at the first write
         url = parse_table_url(str(table) if is_table_url(str(table)) else f"delta:{table}")
