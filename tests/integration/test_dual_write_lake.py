@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.support.dual_world import Crash, Crashed, new_name
+from tests.support.lake_tables import DeltaS3Place
 from tests.support.raw_producer import committed_values, make_topic
 
 from tallystick.client.errors import NotSupported
@@ -138,6 +139,30 @@ def test_a_block_is_in_both_and_one_that_raises_in_neither(world: LakeWorld, wri
         world.pay(txn, 4)
     assert world.agrees_on([1, 2, 4])
     assert len(list(world.place.glob("tallystick-*.parquet"))) == 2
+
+
+def test_a_table_in_an_object_store(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    place, topic = DeltaS3Place(tmp_path, SCHEMA), new_name()
+    make_topic(broker, topic)
+    config = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": topic}
+    store = DeltaStore(place.url.removeprefix("delta:"), storage_options=place.options)
+
+    def pay(number: int, *, fails: bool = False) -> None:
+        with writer.transaction() as txn:
+            txn.handle.append([{"n": number}])
+            txn.send(topic, str(number).encode())
+            if fails:
+                raise ZeroDivisionError
+
+    with DualWriter(store, config) as writer:
+        writer.recover()
+        pay(1)
+        place.store.lose_answer("_delta_log")
+        pay(2)
+        with pytest.raises(ZeroDivisionError):
+            pay(3, fails=True)
+    assert sorted(place.read()["n"].to_pylist()) == [1, 2]
+    assert sorted(committed_values(broker, topic, 0)) == ["1", "2"]
 
 
 def test_rows_that_do_not_fit_take_the_block_with_them(world: LakeWorld, writer: DualWriter[Any]) -> None:

@@ -139,7 +139,7 @@ class AsyncDeltaStore(AsyncLakeStore):
         block_bytes_max: int = BLOCK_BYTES_MAX,
         accept_lost: Collection[str] = (),
     ) -> None:
-        """Bind the store to the Delta table in a folder, as a DeltaStore."""
+        """Bind the store to a Delta table, as a DeltaStore."""
         super().__init__(
             DeltaStore(
                 table,
