@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from tests.support.lake_tables import DeltaS3Place, IcebergS3Place, create_bucketed
 from tests.support.reading import committed_records
@@ -92,6 +92,16 @@ class Place:
     def run(self, frame: DataFrame | None = None, sinks: tuple[object, ...] = (), **more: str) -> None:
         write = foreach_batch({**self.options, **more}, *(sinks or self.sinks))
         writer = (self.stream() if frame is None else frame).writeStream.foreachBatch(write)
+        checkpointed = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
+        checkpointed.trigger(availableNow=True).start().awaitTermination()
+
+    def run_source(self, row: str = "struct(id, batch)") -> None:
+        """Write with `format("tallystick")`."""
+        frame = self.stream().selectExpr("id AS key", "id AS value", f"{row} AS row")
+        self.write(frame, topic=self.topic)
+
+    def write(self, frame: DataFrame, **more: str) -> None:
+        writer = frame.writeStream.format("tallystick").options(**self.options, table=self.url, **more)
         checkpointed = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
         checkpointed.trigger(availableNow=True).start().awaitTermination()
 
@@ -188,6 +198,57 @@ def test_topic_and_table_together_and_a_repeated_batch_is_skipped(place: Place) 
     place.add(3)
     place.run()
     place.check(0, 1, 2, 3)
+
+
+def test_the_data_source_writes_topic_and_table(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """[SPK-22] [LAK-1] `format("tallystick")` with the option `table` is decided by the table's commit."""
+    for batch in range(2):
+        place.add(batch)
+    place.run_source()
+    place.check(0, 1)
+    place.lose_commit(1)
+    place.run_source()
+    place.check(0, 1)
+    place.add(2)
+    with pytest.raises(StreamingQueryException, match="column batch is double in the batch and int in"):
+        place.run_source(row="struct(id, 1D AS batch)")
+    place.check(0, 1)
+    place.lose_commit(1)
+    with pytest.raises(StreamingQueryException, match="RowsDiffer"):
+        place.run_source(row="struct(id, 7 AS batch)")
+    place.check(0, 1)
+    place.run_source()
+    place.check(0, 1, 2)
+    words = ["transactions", "--bootstrap-server", place.client["bootstrap.servers"], "resolve", "--yes"]
+    prefix = place.options["transactional.id.prefix"]
+    assert run_command([*words, "--prefix", prefix, "--store", place.url]) == 0
+    assert "batch 2 of query" in capsys.readouterr().out
+
+
+def test_the_data_source_writes_a_table_alone_and_no_row_where_it_is_null(place: Place) -> None:
+    place.add(0)
+    row = "IF(id LIKE '%-3', NULL, named_struct('id', id, 'batch', batch)) AS row"
+    place.write(place.stream().selectExpr(row))
+    wanted = Counter(f"0-{number}" for number in range(ROWS) if number != 3)
+    assert Counter(str(each["id"]) for each in place.rows()) == wanted
+    assert place.written() == Counter()
+
+
+def test_a_batch_write_into_topic_and_table_is_repeated_by_its_name(place: Place) -> None:
+    """[SPK-22] The same rows under the same `write.id` write nothing, others are refused."""
+
+    def save(count: int) -> None:
+        rows = place.spark.range(count).selectExpr("concat('5-', id) AS id", "5 AS batch")
+        frame = rows.selectExpr("id AS value", "struct(id, batch) AS row")
+        writer = frame.write.format("tallystick").mode("append").options(**place.options)
+        writer.options(**{"topic": place.topic, "table": place.url, "write.id": "w"}).save()
+
+    save(ROWS)
+    save(ROWS)
+    place.check(5)
+    with pytest.raises(PySparkException, match="RowsDiffer"):
+        save(ROWS - 1)
+    place.check(5)
 
 
 @pytest.mark.parametrize("kind", [FarPlace, FarIcebergPlace])

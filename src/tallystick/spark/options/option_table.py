@@ -9,6 +9,7 @@ from typing import Final
 from tallystick.kernel.value import Value
 
 KAFKA_PREFIX: Final = "kafka."
+TABLE_STORAGE_PREFIX: Final = "table.storage."
 DECISIONS_TOPIC: Final = "__tallystick_decisions"
 
 
@@ -336,6 +337,29 @@ OPTIONS: Final = (
         queries=_BATCH,
         doc="The name of this write. Repeating it with the same rows writes nothing; with other rows it "
         "fails.",
+    ),
+    Option(
+        name="table",
+        values="`delta:/lake/delays`, `iceberg:catalog.namespace.name`",
+        sides=_SINK,
+        doc="A lake table that gets the column `row`, a struct, of each record; its commit then decides the "
+        "batch. `value` may be missing, so that nothing is sent to topics.",
+    ),
+    Option(
+        name="table.write",
+        values="`append`, `upsert`",
+        default="`append`",
+        sides=_SINK,
+        doc="`upsert`: a row replaces those with the same `table.keys`.",
+    ),
+    Option(name="table.keys", values="`columnA,columnB`", sides=_SINK, doc="The key columns of an upsert."),
+    Option(
+        name="table.mergeSchema",
+        values="`true`, `false`",
+        default="`false`",
+        sides=_SINK,
+        doc="Add columns that the table lacks. `table.storage.` and a name is an option of its storage or "
+        "catalog, by the names of delta-rs or pyiceberg.",
     ),
     Option(
         name="decisions.topic",

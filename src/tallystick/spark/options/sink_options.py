@@ -5,7 +5,7 @@ Their names and meanings are in `option_table`.
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tallystick.client.config import ProducerConfig
 from tallystick.client.kafka_names import ClientSettings
@@ -13,7 +13,14 @@ from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
 from tallystick.spark.options.format_options import FormatOptions, parse_format_options
-from tallystick.spark.options.option_table import DECISIONS_TOPIC, KAFKA_PREFIX, ConnectorSide, QueryType
+from tallystick.spark.options.option_table import (
+    DECISIONS_TOPIC,
+    KAFKA_PREFIX,
+    TABLE_STORAGE_PREFIX,
+    ConnectorSide,
+    QueryType,
+)
+from tallystick.spark.options.sinks import ToTable, find_sink_problems
 from tallystick.spark.options.source_options import build_client_settings, find_common_problems
 from tallystick.spark.protocol.committable import WRITE_ID_BYTES_MAX
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
@@ -51,6 +58,7 @@ class SinkOptions(Value, kw_only=True):
     checkpoint         the location of the query's checkpoint, if the options have it
     tracing_setup      the function that switches tracing on in Spark's Python processes
     formats            how keys and values are encoded
+    table              the lake table that gets the rows' column `row`, and decides
     """
 
     prefix: str
@@ -64,6 +72,7 @@ class SinkOptions(Value, kw_only=True):
     checkpoint: str | None = None
     tracing_setup: str | None = None
     formats: FormatOptions = FormatOptions()
+    table: ToTable | None = None
 
     def list_producer_settings(self, transactional_id: str) -> dict[str, str]:
         """Return the settings of one attempt's producer, or of the recovery of its transaction."""
@@ -122,6 +131,7 @@ def parse_sink_options(raw_options: Mapping[str, str], query: QueryType) -> Sink
         checkpoint=checkpoint,
         tracing_setup=texts.get("tracing.setup") or None,
         formats=parse_format_options(texts, problems),
+        table=_parse_table(texts, problems),
     )
     problems += _find_setup_problems(options.tracing_setup)
     problems += _find_client_problems(options)
@@ -138,6 +148,36 @@ def _parse_choice(texts: Mapping[str, str], name: str, default: E, problems: lis
         choices = ", ".join(each.value for each in type(default))
         problems.append(f"{name}: {text!r} is not one of {choices}")
         return default
+
+
+def _parse_table(texts: Mapping[str, str], problems: list[str]) -> ToTable | None:
+    storage = {
+        n.removeprefix(TABLE_STORAGE_PREFIX): t
+        for n, t in texts.items()
+        if n.startswith(TABLE_STORAGE_PREFIX)
+    }
+    if "table" not in texts:
+        problems += [f"{name}: has an effect with table alone" for name in texts if name.startswith("table.")]
+        return None
+    write: Any = texts.get("table.write", "append")  # checked with the rest of the table
+    merge = texts.get("table.mergeschema", "false").lower()
+    table = ToTable(
+        table=texts["table"],
+        write=write,
+        keys=tuple(key.strip() for key in texts.get("table.keys", "").split(",") if key.strip()),
+        merge_schema=merge == "true",
+        storage_options=tuple(sorted(storage.items())),
+    )
+    if merge not in ("true", "false"):
+        problems.append(f"table.mergeSchema: {texts['table.mergeschema']!r} is not true or false")
+    if not table.is_lake_table:
+        problems.append(
+            f"table: {table.table!r} is not the URL of a lake table, like delta:/lake/delays; tables of a "
+            "database are written by foreach_batch"
+        )
+    else:
+        problems += find_sink_problems((table,), None)
+    return table
 
 
 def _find_setup_problems(setup: str | None) -> Iterator[str]:

@@ -17,7 +17,10 @@ _WRITE_MODES: Final = ("append", "upsert")
 
 
 class ToTopic(Value, kw_only=True):
-    """A topic: it gets a record for each row, or for each row where `where` holds; see `to_topic`."""
+    """A topic: it gets a record for each row, or for each row where `where` holds; see `to_topic`.
+
+    topic  its name; empty if each row names its own, in the column `topic`
+    """
 
     topic: str
     key: str | None = None

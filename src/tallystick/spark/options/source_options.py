@@ -28,6 +28,7 @@ from tallystick.spark.options.option_table import (
     DECISIONS_TOPIC,
     KAFKA_PREFIX,
     OPTIONS,
+    TABLE_STORAGE_PREFIX,
     ConnectorSide,
     Option,
     OptionSupport,
@@ -194,7 +195,8 @@ def find_common_problems(
             other = other_options[name]
             yield f"{other.name}: an option of the {other.sides[0].value}, this is a {side.value}"
         elif option is None:
-            if not name.startswith((KAFKA_PREFIX, REGISTRY_PREFIX)):
+            of_tables = (TABLE_STORAGE_PREFIX,) if side is ConnectorSide.SINK else ()
+            if not name.startswith((KAFKA_PREFIX, REGISTRY_PREFIX, *of_tables)):
                 yield _explain_unknown_option(name, options)
         elif option.support is OptionSupport.REFUSED:
             yield f"{option.name}: {text!r} is refused: {option.doc}"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from tallystick import _lazy
 
 if TYPE_CHECKING:
-    from tallystick.spark.sink import database_context, encoding, recovery, stores, writers
+    from tallystick.spark.sink import database_context, encoding, recovery, stores, table_rows, writers
 
-__all__ = ["database_context", "encoding", "recovery", "stores", "writers"]
+__all__ = ["database_context", "encoding", "recovery", "stores", "table_rows", "writers"]
 
 if not TYPE_CHECKING:
     # Each of them needs libraries that not every process with this package has or should load.

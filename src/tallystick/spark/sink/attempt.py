@@ -19,8 +19,10 @@ from typing import Final
 
 import pyarrow as pa
 
+from tallystick.client.blocking.producer import Producer
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.check import check, require
+from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import BatchLease, Job, MicroBatch, Participant, RowChecksum, Vote
 from tallystick.spark.protocol.decide import TaskAction, plan_task
 from tallystick.spark.protocol.errors import InvalidRows, PrefixTaken, SinkError
@@ -44,14 +46,7 @@ def run_attempt(context: SinkContext, lease: BatchLease, job: Job, batches: Iter
             whose plan did not run to its end, since its state stores did not commit (SPARK-52008).
     Raises: SinkErrors, the client's errors; then this attempt leaves nothing open.
     """
-    action = TaskAction.SKIP if lease.repeats else TaskAction.WRITE
-    if isinstance(job, MicroBatch):
-        plan = plan_task(
-            lease.last_decision, job, context.options.on_new_checkpoint, context.options.on_new_prefix
-        )
-        if isinstance(plan, SinkError):
-            raise plan
-        action = plan
+    action = plan_attempt(context.options, lease, job)
     chunks = _iter_chunks(batches)
     total, participant, mode = RowChecksum(), None, ""
     if action is TaskAction.SKIP:
@@ -73,6 +68,16 @@ def run_attempt(context: SinkContext, lease: BatchLease, job: Job, batches: Iter
     )
 
 
+def plan_attempt(options: SinkOptions, lease: BatchLease, job: Job) -> TaskAction:
+    """Return what a task does with its rows. Raises: SinkError if the batch must not be written."""
+    if not isinstance(job, MicroBatch):
+        return TaskAction.SKIP if lease.repeats else TaskAction.WRITE
+    plan = plan_task(lease.last_decision, job, options.on_new_checkpoint, options.on_new_prefix)
+    if isinstance(plan, SinkError):
+        raise plan
+    return plan
+
+
 def _write_and_prepare(
     context: SinkContext,
     lease: BatchLease,
@@ -90,10 +95,7 @@ def _write_and_prepare(
         producer.begin_transaction()
         chunk: pa.RecordBatch | None = first_chunk
         while chunk is not None:
-            try:
-                producer.send_arrow(chunk, topic)
-            except ValueError as exc:  # a row has no topic; the types were checked with the schema
-                raise InvalidRows(f"{exc}; nothing of this batch was decided") from exc
+            send_records(producer, chunk, topic)
             total = total.combine(_checksum_chunk(chunk, topic))
             chunk = next(other_chunks, None)
         # KIP-939: prepared when "all messages successfully got flushed to all partitions"; only then is it
@@ -107,6 +109,14 @@ def _write_and_prepare(
         stack.pop_all()
     context.next_producer.open(lease, producer, () if topic is None else (topic,))
     return total, _to_participant(next_producer.name, state), "" if mode is None else mode.value
+
+
+def send_records(producer: Producer, records: pa.RecordBatch, topic: str | None) -> None:
+    """Send rows with the sink's columns. Raises: InvalidRows; the client's errors."""
+    try:
+        producer.send_arrow(records, topic)
+    except ValueError as exc:  # a row has no topic; the types were checked with the schema
+        raise InvalidRows(f"{exc}; nothing of this batch was decided") from exc
 
 
 def open_producer(context: SinkContext, lease: BatchLease) -> OpenedProducer:

@@ -19,6 +19,9 @@ from tallystick.spark.options.format_options import FIELDS
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
 
+ROW_COLUMN: Final = "row"
+"""The column with the rows of a table; null for none."""
+
 _HEADER_TYPE: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _COLUMN_TYPES: Final[Mapping[str, tuple[type[DataType], ...]]] = {
     "key": (StringType, BinaryType),
@@ -41,10 +44,29 @@ def parse_checked_options(
         problems += str(exc).splitlines()
     texts = {name.lower(): text for name, text in raw_options.items()}
     schema_columns = {name for name in FIELDS if texts.get(f"{name}.format", "").strip() in SCHEMA_FORMATS}
-    problems += _find_schema_problems(schema, texts.get("topic"), schema_columns)
+    if "table" in texts:
+        problems += _find_row_problems(schema)
+    if "table" not in texts or has_records(schema, texts.get("topic")):
+        problems += _find_schema_problems(schema, texts.get("topic"), schema_columns)
     if problems or options is None:
         raise BadConfig("\n".join(problems))
     return options
+
+
+def has_records(schema: StructType, topic: str | None) -> bool:
+    """Return whether rows with a table are records as well: they have a column of records, or a topic."""
+    return bool(topic) or any(field.name in _COLUMN_TYPES for field in schema.fields)
+
+
+def _find_row_problems(schema: StructType) -> Iterator[str]:
+    """Yield the problems of the column with the rows of a table."""
+    columns = {field.name: field.dataType for field in schema.fields}
+    data_type = columns.get(ROW_COLUMN)
+    if data_type is None:
+        yield f"column {ROW_COLUMN}: required by the option table, a struct of its columns, and missing"
+    elif not isinstance(data_type, StructType):
+        type_name = data_type.simpleString()
+        yield f"column {ROW_COLUMN}: is {type_name}, and must be a struct of the table's columns"
 
 
 def _find_schema_problems(

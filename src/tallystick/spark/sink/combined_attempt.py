@@ -25,15 +25,14 @@ from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
 from tallystick.spark.protocol.committable import (
     BatchLease,
-    MicroBatch,
+    Job,
     Participant,
     RowChecksum,
     Vote,
     encode_vote,
 )
-from tallystick.spark.protocol.decide import TaskAction, plan_task
-from tallystick.spark.protocol.errors import SinkError
-from tallystick.spark.sink.attempt import check_lease, open_producer
+from tallystick.spark.protocol.decide import TaskAction
+from tallystick.spark.sink.attempt import check_lease, open_producer, plan_attempt, send_records
 from tallystick.spark.sink.context import OpenContext, get_sink_context
 from tallystick.spark.sink.lake_batch import LakeTarget, drop_hash, open_data_files
 from tallystick.spark.sink.projection import HASH_COLUMN
@@ -53,7 +52,7 @@ class CombinedTask(Value, kw_only=True):
 
     options: SinkOptions
     lease: BatchLease
-    job: MicroBatch
+    job: Job
     sinks: tuple[Sink, ...]
     store: "DecisionDatabase | LakeTarget | None"
     open_context: OpenContext = get_sink_context
@@ -76,11 +75,7 @@ class CombinedTask(Value, kw_only=True):
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> tuple[Vote, str]:
         """Write or count the rows. Raises: SinkErrors, BadConfig, errors of client and database."""
-        action = plan_task(
-            self.lease.last_decision, self.job, self.options.on_new_checkpoint, self.options.on_new_prefix
-        )
-        if isinstance(action, SinkError):
-            raise action
+        action = plan_attempt(self.options, self.lease, self.job)
         row_checksums = [RowChecksum()] * len(self.sinks)
         with ExitStack() as stack:
             attempt = _CombinedAttempt(self, stack)
@@ -122,7 +117,7 @@ class _CombinedAttempt:
         match self._task.sinks[number]:
             case ToTopic(topic=topic):
                 for chunk in _iter_chunks(rows):
-                    self._get_producer().send_arrow(drop_hash(chunk), topic)
+                    send_records(self._get_producer(), drop_hash(chunk), topic or None)
             case ToTable() if isinstance(self._task.store, LakeTarget):
                 self._get_data_files(self._task.store).write(drop_hash(rows))
             case ToTable(table=table):
@@ -184,7 +179,7 @@ class _CombinedAttempt:
             producer.abort_transaction()
             raise
         self._stack.pop_all()
-        topics = {each.topic for each in self._task.sinks if isinstance(each, ToTopic)}
+        topics = {each.topic for each in self._task.sinks if isinstance(each, ToTopic) and each.topic}
         context.next_producer.open(self._task.lease, producer, topics)
         identity, mode = state.identity, producer.mode
         identity = require(identity, "records were sent, so something is prepared")

@@ -42,7 +42,7 @@ from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_con
 from tallystick.spark.sink.lake_batch import LakeTarget, locate_table, prepare_target
 from tallystick.spark.sink.lake_context import CreateLakeContext, LakeSinkContext, OpenLakeContext
 from tallystick.spark.sink.lease_handover import keep_in_memory, remove_lease
-from tallystick.spark.sink.projection import project_sinks
+from tallystick.spark.sink.projection import name_sink_column, project_sinks
 from tallystick.spark.sink.recovery import with_database_suffix
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ class ForeachBatch(Value, kw_only=True):
         """Return the place of the decision, checked against the batch. Raises: BadConfig, LakeErrors."""
         table = find_lake_table(sinks)
         if table is not None:
-            return prepare_target(locate_table(table), table, rows, sinks.index(table))
+            column = rows.schema[name_sink_column(sinks.index(table))]
+            return prepare_target(locate_table(table), table, column.dataType)
         if self.database_url is None:
             return None
         return spark_sink.database_context.resolve_database(self.database_url)
@@ -163,6 +164,8 @@ def foreach_batch(
         errors of client and database.
     """
     if not sinks and database is None:
+        if any(name.lower() == "table" for name in options):
+            raise BadConfig("table: write to_topic(...) and to_table(...) as sinks of foreach_batch")
         return foreach_topic.foreach_batch(options, query_id=query_id)
     problems = list(find_sink_problems(sinks, database))
     if any(name.lower() == "topic" for name in options):

@@ -1,7 +1,7 @@
 """A batch with a lake table: the driver compares its rows with the table, and the tasks write its data files.
 
-target = prepare_target(location, sink, rows, number)     driver, before the batch begins
-writer = open_data_files(target, prefix, lease)           each attempt
+target = prepare_target(location, sink, rows)     driver, before the batch begins
+writer = open_data_files(target, prefix, lease)   each attempt
 """
 
 from pathlib import Path
@@ -9,7 +9,6 @@ from secrets import token_hex
 from typing import Final, cast
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, StructType
 
@@ -24,7 +23,7 @@ from tallystick.lake.schema import TableDefinition, find_added_columns, find_col
 from tallystick.lake.storage import open_storage
 from tallystick.spark.options.sinks import ToTable
 from tallystick.spark.protocol.committable import BatchLease
-from tallystick.spark.sink.projection import HASH_COLUMN, name_sink_column
+from tallystick.spark.sink.projection import HASH_COLUMN
 
 _ATTEMPT_BYTES: Final = 8
 
@@ -45,16 +44,15 @@ def locate_table(sink: ToTable) -> LakeLocation:
     return LakeLocation(url=url, storage_options=sink.storage_options)
 
 
-def prepare_target(location: LakeLocation, sink: ToTable, rows: DataFrame, number: int) -> LakeTarget:
+def prepare_target(location: LakeLocation, sink: ToTable, rows: DataType) -> LakeTarget:
     """Compare the rows of a batch with the table, on the driver and before the batch begins.
 
     Args:
-        rows: the batch as `project_sinks` has made it.
-        number: of the sink.
+        rows: the type of the column with the table's rows, a struct.
     Raises: UnusableTable; SchemaDiffers with all problems.
     """
     table = open_table(location)
-    columns = _read_columns(rows.schema[name_sink_column(number)].dataType)
+    columns = _read_columns(rows)
     definition = table.read_definition()
     if definition.problems:
         raise UnusableTable(f"table {table.url}: {'; '.join(definition.problems)}. Nothing was begun")
@@ -70,7 +68,7 @@ def prepare_target(location: LakeLocation, sink: ToTable, rows: DataFrame, numbe
 
 
 def _read_columns(kind: DataType) -> pa.Schema:
-    check(isinstance(kind, StructType), "a sink is a column of structs")
+    check(isinstance(kind, StructType), "a table's rows are a column of structs")
     fields = [field for field in cast(StructType, kind).fields if field.name != HASH_COLUMN]
     return to_arrow_schema(StructType(fields), timezone="UTC")
 

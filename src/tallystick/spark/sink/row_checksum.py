@@ -1,6 +1,7 @@
 """Row counts and checksums that do not depend on the order of rows or their distribution over tasks.
 
-The hash of a row covers all of its record: topic, partition, key, value and headers; null differs from empty.
+The hash of a record covers all of it: topic, partition, key, value and headers; null differs from empty. That
+of a table's row covers its columns in their order, by their values: an `int` and a `bigint` are the same.
 The checksum is the sum of the hashes modulo 2^64, so it stays the same however Spark splits a batch that it
 runs again [SPK-22]. The hash is CRC-32C, mixed to 64 bits: it detects accidental differences only.
 """
@@ -12,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import types
 
 from tallystick.protocol.records.crc import crc32c
 from tallystick.spark.protocol.committable import RowChecksum
@@ -23,6 +25,8 @@ _NO_VALUE_FACTOR: Final = np.uint64(0x8CB92BA72F3D8DD7)
 _TOPIC_FACTOR: Final = np.uint64(0xAAAAAAAAAAAAAAAB)
 _PARTITION_FACTOR: Final = np.uint64(0xC2B2AE3D27D4EB4F)
 _HEADERS_FACTOR: Final = np.uint64(0x165667B19E3779F9)
+_COLUMN_FACTOR: Final = np.uint64(0x9FB21C651E98DF25)
+_BITS_OF_DATES: Final = 32
 
 _SLICE_BYTES: Final = 128 * 1024
 
@@ -37,10 +41,22 @@ def checksum_columns(
     partitions: pa.Array | None = None,
     headers: pa.Array | None = None,
 ) -> RowChecksum:
-    """Return the tally of rows that are given as columns of equal length.
+    """Return the tally of records that are given as columns of equal length.
 
     Cost: about 0.1 us a row of 100 bytes without keys, 0.2 with.
     """
+    hashes = hash_records(values, keys, topics, partitions, headers)
+    return RowChecksum(len(values), int(np.add.reduce(hashes)))
+
+
+def hash_records(
+    values: pa.Array,
+    keys: pa.Array | None = None,
+    topics: pa.Array | None = None,
+    partitions: pa.Array | None = None,
+    headers: pa.Array | None = None,
+) -> Hashes:
+    """Return the hash of each record, whose sum is the checksum of all."""
     count = len(values)
     rows = np.zeros(count, np.uint64)
     seeds: Sequence[int] | repeat[int] = repeat(0)
@@ -57,7 +73,55 @@ def checksum_columns(
         rows += partitions.cast(pa.int64()).fill_null(-1).to_numpy().astype(np.uint64) * _PARTITION_FACTOR
     if headers is not None and headers.null_count < count:
         rows += np.fromiter(map(_hash_headers, headers.to_pylist()), np.uint64, count) * _HEADERS_FACTOR
-    return RowChecksum(count, int(np.add.reduce(_mix_hashes(rows))))
+    return _mix_hashes(rows)
+
+
+def hash_rows(columns: Sequence[pa.Array], count: int) -> Hashes:
+    """Return the hash of each row of a table.
+
+    Args:
+        columns: of equal length.
+        count: that length, also without a column.
+    """
+    rows = np.zeros(count, np.uint64)
+    for column in columns:
+        # Mixed after each column, so that equal values in two of them do not cancel each other out.
+        rows = _mix_hashes(rows * _COLUMN_FACTOR + _hash_values(column))
+    return rows
+
+
+def _hash_values(column: pa.Array) -> Hashes:
+    """Return a hash of each value: of numbers and times their bits, of what has a length its CRC-32C."""
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    count, kind = len(column), column.type
+    if types.is_struct(kind):
+        values = hash_rows(column.flatten(), count)
+    elif types.is_floating(kind):
+        # Adding zero makes one zero of both.
+        values = (_to_numpy(column.cast(pa.float64()), 0.0) + 0.0).view(np.uint64)
+    elif types.is_boolean(kind) or types.is_integer(kind):
+        values = _to_numpy(column.cast(pa.int64()), 0).view(np.uint64)
+    elif types.is_temporal(kind):
+        whole = pa.int32() if column.type.bit_width == _BITS_OF_DATES else pa.int64()
+        values = _to_numpy(column.cast(whole).cast(pa.int64()), 0).view(np.uint64)
+    elif (
+        types.is_binary(kind)
+        or types.is_string(kind)
+        or types.is_large_binary(kind)
+        or types.is_large_string(kind)
+    ):
+        values = np.fromiter(map(crc32c, _iter_values(column)), np.uint64, count)
+    else:  # decimals, lists, maps: their text tells them apart
+        texts = (repr(value).encode() for value in column.to_pylist())
+        values = np.fromiter(map(crc32c, texts), np.uint64, count)
+    if column.null_count:
+        values = np.where(column.is_null().to_numpy(zero_copy_only=False), _NO_VALUE_FACTOR, values)
+    return values
+
+
+def _to_numpy(column: pa.Array, null: float) -> Any:
+    return column.fill_null(null).to_numpy(zero_copy_only=False)
 
 
 def _mix_hashes(rows: Hashes) -> Hashes:

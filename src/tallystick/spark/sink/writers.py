@@ -43,9 +43,11 @@ from tallystick.spark.sink.attempt import run_attempt
 from tallystick.spark.sink.columns import parse_checked_options
 from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
 from tallystick.spark.sink.lease_handover import find_lease, remove_lease, save_lease
+from tallystick.spark.sink.recovery import with_database_suffix
 
 if TYPE_CHECKING:
     from tallystick.spark.sink.encoding import RecordEncoding
+    from tallystick.spark.sink.table_rows import TableBatch, TableFiles
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -57,8 +59,13 @@ _BATCH_ID_PROPERTY: Final = "streaming.sql.batchId"
 class VoteMessage(WriterCommitMessage):
     """An encoded vote as a commit message of Spark."""
 
-    def __init__(self, vote: bytes, trace_carrier: tracing.Carrier = tracing.NO_CARRIER) -> None:
-        self.vote, self.trace_carrier = vote, trace_carrier
+    def __init__(
+        self,
+        vote: bytes,
+        trace_carrier: tracing.Carrier = tracing.NO_CARRIER,
+        table_files: "TableFiles | None" = None,
+    ) -> None:
+        self.vote, self.trace_carrier, self.table_files = vote, trace_carrier, table_files
 
 
 def create_stream_writer(
@@ -72,7 +79,7 @@ def create_stream_writer(
         connect: connects a process to the cluster; crash tests replace it.
     Raises: BadConfig with all problems at once.
     """
-    return StreamWriter(parse_checked_options(options, schema, QueryType.STREAM), schema, connect)
+    return StreamWriter(_parse_options(options, schema, QueryType.STREAM), schema, connect)
 
 
 def create_batch_writer(
@@ -80,7 +87,15 @@ def create_batch_writer(
 ) -> "BatchWriter":
     """Return a batch writer; Spark asks for one for each `save()`. Has no effect yet. Raises: BadConfig."""
     problems = ["mode: overwrite cannot be done, a topic is appended to; use mode('append')"] * overwrite
-    return BatchWriter(parse_checked_options(options, schema, QueryType.BATCH, problems), schema, connect)
+    return BatchWriter(_parse_options(options, schema, QueryType.BATCH, problems), schema, connect)
+
+
+def _parse_options(
+    texts: Mapping[str, str], schema: StructType, query: QueryType, problems: Iterable[str] = ()
+) -> SinkOptions:
+    options = parse_checked_options(texts, schema, query, problems)
+    # As in `foreach_batch` with the same table, which may take over, or be completed by `resolve`.
+    return options if options.table is None else with_database_suffix(options)
 
 
 class _LeasedWriter:
@@ -91,6 +106,7 @@ class _LeasedWriter:
         self._columns = columns
         self._open_context = connect
         self._encoding: RecordEncoding | None = None
+        self._table: TableBatch | None = None
         self._lease: bytes | None = None
         self._trace_carrier = tracing.NO_CARRIER
         self._write_id: str | None = None
@@ -101,6 +117,8 @@ class _LeasedWriter:
             try:
                 if any(each.has_schema for each in self.options.formats.fields):
                     self._encoding = sink.encoding.resolve_encoding(self.options, self._columns)
+                if self.options.table is not None:
+                    self._table = sink.table_rows.prepare_table(self.options, self._columns)
                 self._lease = encode_lease(self._begin_batch())
             except TallystickError as exc:
                 why = f"the batch has not begun, and nothing of it is written. {type(exc).__name__}: {exc}"
@@ -122,9 +140,12 @@ class _LeasedWriter:
 
     @property
     def _context(self) -> SinkContext:
-        return (
-            get_sink_context(self.options) if self._open_context is None else self._open_context(self.options)
-        )
+        """The driver's station, where the decision is."""
+        if self._open_context is not None:
+            return self._open_context(self.options)
+        if self.options.table is not None:
+            return sink.table_rows.open_table_context(self.options)
+        return get_sink_context(self.options)
 
     def _run_attempt(self, job: Job, batches: Iterator[pa.RecordBatch]) -> VoteMessage:
         lease = decode_lease(require(self._lease, "a task has the writer that was pickled"))
@@ -135,13 +156,21 @@ class _LeasedWriter:
             tracing.resume(self._trace_carrier),
             tracing.trace_part("spark task", self.options.prefix, job) as trace,
         ):
-            vote = run_attempt(self._context, lease, job, batches)
+            files = None
+            if self._table is None:
+                vote = run_attempt(self._context, lease, job, batches)
+            else:
+                vote, files = sink.table_rows.write_rows(self.options, self._table, lease, job, batches)
             trace.describe_votes([vote])
-        return VoteMessage(encode_vote(vote), self._trace_carrier)
+        return VoteMessage(encode_vote(vote), self._trace_carrier, files)
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], offsets: str | None = None) -> None:
+        votes, context = _decode_votes(messages), self._context
+        if self.options.table is not None:
+            files = [each.table_files for each in messages if isinstance(each, VoteMessage)]
+            sink.table_rows.stage_files(context, self.options.table, votes, files)
         with self._resume_trace(messages):
-            decision = self._context.commit(_decode_votes(messages), offsets)
+            decision = context.commit(votes, offsets)
         remove_lease(self.options)
         _log.info("%s: %s", self.options.prefix, "skipped: decided before" if decision is None else decision)
 
