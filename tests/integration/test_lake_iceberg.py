@@ -3,6 +3,8 @@
 What Iceberg shares with Delta is in test_lake_contract.py.
 """
 
+import pickle
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from pyiceberg.types import IntegerType, ListType, LongType, NestedField, String
 from pyiceberg.utils.config import Config
 
 from tallystick.lake.iceberg import IcebergLakeTable
+from tallystick.lake.iceberg_storage import select_file_options
 
 OLD = ProducerIdAndEpoch(ProducerId(7), ProducerEpoch(1))
 NEW = ProducerIdAndEpoch(ProducerId(7), ProducerEpoch(2))
@@ -374,6 +377,25 @@ def find_problems(place: IcebergPlace) -> str:
 def test_a_table_of_the_first_format_is_refused(tmp_path: Path) -> None:
     place = IcebergPlace(tmp_path, properties={"format-version": "1"})
     assert "is of format version 1, and this writer has 2" in find_problems(place)
+
+
+def test_tasks_get_what_reaches_files_and_nothing_of_the_catalogs_login() -> None:
+    """A REST catalog has a live object among its properties, and its own secrets; no task gets these."""
+    properties = {
+        "s3.endpoint": "http://localhost:9000",
+        "s3.secret-access-key": "theirs",
+        "client.region": "eu-central-1",
+        "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO",
+        "auth.manager": threading.Lock(),
+        "s3.signer": None,
+        "token": "secret",
+        "credential": "id:secret",
+        "uri": "postgresql://me:secret@db/catalog",
+        "tallystick:p/database": "{}",
+    }
+    options = select_file_options(properties)
+    assert sorted(dict(options)) == ["client.region", "py-io-impl", "s3.endpoint", "s3.secret-access-key"]
+    assert "theirs" not in repr(pickle.loads(pickle.dumps(options)))
 
 
 def test_a_table_in_an_object_store_without_pyarrow_is_refused(tmp_path: Path) -> None:

@@ -101,8 +101,11 @@ class Place:
         self.write(frame, topic=self.topic)
 
     def write(self, frame: DataFrame, **more: str) -> None:
-        writer = frame.writeStream.format("tallystick").options(**self.options, table=self.url, **more)
-        checkpointed = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
+        storage = {f"table.storage.{name}": text for name, text in self.storage_options.items()}
+        writer = frame.writeStream.format("tallystick").options(**self.options, table=self.url)
+        checkpointed = writer.options(**storage, **more).option(
+            "checkpointLocation", str(self.folder / "checkpoint")
+        )
         checkpointed.trigger(availableNow=True).start().awaitTermination()
 
     def lose_commit(self, batch: int) -> None:
@@ -234,6 +237,29 @@ def test_the_data_source_writes_a_table_alone_and_no_row_where_it_is_null(place:
     assert place.written() == Counter()
 
 
+def test_the_data_source_replaces_rows_by_key_and_adds_columns(place: Place) -> None:
+    place.add(0)
+    row = "struct(split_part(id, '-', 2) AS id, batch, 'new' AS more) AS row"
+    frame = place.stream().selectExpr(row)
+    upsert = {"table.write": "upsert", "table.keys": "id", "table.mergeSchema": "true"}
+    place.write(frame, **upsert)
+    place.add(1, rows=3)
+    place.write(frame, **upsert)
+    rows = {str(each["id"]): (each["batch"], each["more"]) for each in place.rows()}
+    assert len(place.rows()) == len(rows) == ROWS
+    assert rows == {str(n): (int(n < 3), "new") for n in range(ROWS)}
+
+
+def test_a_batch_write_of_no_rows_is_decided(place: Place) -> None:
+    """Spark runs no task for a frame without partitions, so the driver votes."""
+    rows = place.spark.createDataFrame([], "value string, row struct<id: string, batch: int>")
+    options = {**place.options, "topic": place.topic}
+    for more in ({}, {"table": place.url}):
+        rows.write.format("tallystick").mode("append").options(**options, **more).save()
+    assert place.rows() == []
+    assert place.written() == Counter()
+
+
 def test_a_batch_write_into_topic_and_table_is_repeated_by_its_name(place: Place) -> None:
     """[SPK-22] The same rows under the same `write.id` write nothing, others are refused."""
 
@@ -261,8 +287,10 @@ def test_topic_and_table_in_an_object_store(
 ) -> None:
     """[SPK-22] [LAK-1] Tasks upload files, the driver commits them; another process completes and sweeps."""
     place = kind(spark, broker, tmp_path, kind.__name__)
-    for batch in range(2):
-        place.add(batch)
+    place.add(0)
+    place.run_source()
+    place.check(0)
+    place.add(1)
     place.run()
     place.lose_commit(1)
     place.run()
@@ -438,6 +466,9 @@ def test_definitions_that_no_batch_can_be_decided_by(place: Place) -> None:
             to_table("delta:hdfs://elsewhere"),
             database="sqlite:///x.db",
         )
+    for sinks in ((), (place.sinks[0],)):
+        with pytest.raises(BadConfig, match="table: write to"):
+            foreach_batch({**place.options, "table": place.url}, *sinks)
     told = str(raised.value)
     assert "one place decides" in told
     assert "two tables have no commit in common" in told

@@ -50,6 +50,11 @@ class ObjectStore:
         """Carry out the next PUT of a path, and answer with an error."""
         self._set_faults(lose=path_part)
 
+    @property
+    def lost_answers(self) -> int:
+        """Number of answers that were lost, since the start."""
+        return int(self._request("GET", FAULTS_PATH))
+
     def ignore_conditions(self, ignores: bool = True) -> None:
         """Overwrite what was to be created only if absent, as stores without conditional writes do."""
         self._set_faults(unconditional=ignores)
@@ -68,6 +73,8 @@ class ObjectStore:
     def _set_faults(self, **faults: object) -> None:
         self._request("POST", FAULTS_PATH, json.dumps(faults).encode())
 
-    def _request(self, method: str, path: str, body: bytes = b"") -> None:
+    def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
         request = urllib.request.Request(f"{self.url}{path}", data=body, method=method)
-        urllib.request.urlopen(request, timeout=60).close()
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            content: bytes = answer.read()
+        return content

@@ -23,6 +23,7 @@ class _Application:
         self._app = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
         self._lose: str | None = None
+        self._lost_count = 0
         self._is_unconditional = False
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -32,6 +33,8 @@ class _Application:
         return response(environ, start_response)
 
     def _set_faults(self, request: Request) -> Response:
+        if request.method == "GET":
+            return Response(str(self._lost_count))
         faults = request.get_json(force=True)
         self._lose = faults.get("lose")
         self._is_unconditional = faults.get("unconditional", False)
@@ -43,6 +46,7 @@ class _Application:
         response = Response.from_app(self._app, request.environ, buffered=True)
         if self._lose and request.method == "PUT" and self._lose in request.path:
             self._lose = None
+            self._lost_count += 1
             return Response(status=_ANSWER_LOST)
         return response
 

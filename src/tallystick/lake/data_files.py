@@ -28,6 +28,9 @@ FILE_BYTES: Final = 128 * 1024 * 1024
 # Rows of all partitions that are in memory; then the largest one is written.
 BUFFER_BYTES: Final = 64 * 1024 * 1024
 
+UPLOAD_BYTES: Final = 256 * 1024 * 1024
+"""What all uploads of a task hold in memory; a folder's files are on a disk."""
+
 _STATISTICS_COLUMNS_MAX: Final = 32
 _STATISTICS_TEXT_MAX: Final = 32
 
@@ -79,18 +82,22 @@ class DataFileWriter:
 
     def finish(self) -> tuple[DataFile, ...]:
         """Close all files; they are durable when this returns."""
-        for key in list(self._open_files):
+        while self._open_files:
+            key = next(iter(self._open_files))
             self._write_row_group(key)
-            self._close(key)
+            if key in self._open_files:  # a file that has its size is closed
+                self._close(key)
         return tuple(self._files)
 
     def discard(self) -> None:
         """Remove the files, as far as that is possible: what stays is an orphan."""
         for file in self._open_files.values():
             if file.writer is not None:
-                for part in (file.writer, file.sink):
-                    with suppress(Exception):  # what has failed once may not close, and the file goes anyway
-                        part.close()
+                # What has failed once may not close, and the file goes anyway.
+                with suppress(Exception):
+                    file.writer.close()
+                with suppress(Exception):
+                    self._storage.abandon(file.sink)
         for path in self._paths:
             self._storage.try_remove(path)
 
@@ -136,6 +143,7 @@ class DataFileWriter:
             return
         table = self._arrange(pa.Table.from_batches(file.batches))
         if file.writer is None:
+            self._close_largest()
             self._open(file, table.schema)
         writer = file.writer
         assert writer is not None
@@ -144,6 +152,16 @@ class DataFileWriter:
         file.batches, file.waiting_bytes = [], 0
         if file.sink.tell() >= FILE_BYTES:
             self._close(key)
+
+    def _close_largest(self) -> None:
+        """Finish files, so that what they hold in memory is bounded, however many partitions there are."""
+        written = {key: file for key, file in self._open_files.items() if file.writer is not None}
+        while self._storage.buffer_bytes * (len(written) + 1) > UPLOAD_BYTES:
+            key = max(written, key=lambda key: written[key].sink.tell())
+            del written[key]
+            self._write_row_group(key)
+            if key in self._open_files:  # a file that has its size is closed
+                self._close(key)
 
     def _arrange(self, rows: pa.Table) -> pa.Table:
         """Return the rows of a row group in their order."""

@@ -30,7 +30,7 @@ from deltalake.schema import Schema as DeltaSchema
 from deltalake.transaction import AddAction
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.lake.delta_applications import LOG_FOLDER, read_application_ids
+from tallystick.lake.delta_applications import LAST_CHECKPOINT, LOG_FOLDER, read_application_ids
 from tallystick.lake.entries import (
     METADATA_KEY,
     CommitOutcome,
@@ -48,7 +48,7 @@ from tallystick.lake.names import (
 )
 from tallystick.lake.ports import DataFile, TableFiles, TableState
 from tallystick.lake.schema import TableDefinition, find_added_columns
-from tallystick.lake.storage import Storage, open_storage
+from tallystick.lake.storage import Storage, map_files, open_storage
 from tallystick.lake.upserts import find_key_problem, format_assignments, format_key_predicate
 
 _log = logging.getLogger("tallystick.lake")
@@ -87,7 +87,7 @@ class DeltaLakeTable:
 
     def __init__(self, url: TableUrl, storage_options: Mapping[str, str]) -> None:
         """Bind to the table; nothing is read yet. Raises: BadConfig for storage that does not fence."""
-        unsafe = find_unsafe_options({**_read_environment(), **storage_options})
+        unsafe = find_unsafe_options(url, {**_read_environment(), **storage_options})
         if unsafe:
             raise BadConfig(
                 f'table {url}: {", ".join(unsafe)}: with it, log entries are not created "only if absent", '
@@ -172,7 +172,7 @@ class DeltaLakeTable:
             table = self._table
             if table is None or table.version() != version:
                 return CommitOutcome.BEATEN
-            self._check_fence()
+            self._check_fence(table)
             next_version = version + 1
             properties = CommitProperties(
                 custom_metadata={METADATA_KEY: encode_entry(entry)},
@@ -200,10 +200,21 @@ class DeltaLakeTable:
             self._entries = {**self._entries, next_version: entry}
             return CommitOutcome.COMMITTED
 
-    def _check_fence(self) -> None:
-        """Raise UnusableTable for a store that does not fence, before the first commit of this process."""
+    def check_fence(self) -> None:
+        with self._lock:
+            self._check_fence(self._table or self._refresh())
+
+    def _check_fence(self, table: DeltaTable) -> None:
         if self._is_fenced:
             return
+        entries = (_name_log_entry(table.version()), LAST_CHECKPOINT)
+        if all(self.storage.size(path) is None for path in entries):
+            raise UnusableTable(
+                f"table {self._url}: delta-rs reads its log, and obstore, which writes its data files, does "
+                "not find it: they log in differently, or elsewhere. Nothing was committed. Give both the "
+                "same endpoint and keys, as storage options or AWS_... variables; obstore knows no profiles "
+                "and assumes no roles"
+            )
         problem = self.storage.find_fence_problem()
         if problem is not None:
             raise UnusableTable(
@@ -222,7 +233,7 @@ class DeltaLakeTable:
         return judge_outcome(current, entry, exists=text is not None)
 
     def _read_rows(self, files: Sequence[DataFile]) -> pa.Table:
-        contents = [self.storage.read(file.path) for file in files]
+        contents = map_files(self.storage, self.storage.read, [file.path for file in files])
         return pa.concat_tables(pq.read_table(pa.BufferReader(content)) for content in contents if content)
 
     def _make_durable(self, version: int, text: bytes) -> None:
@@ -237,9 +248,11 @@ class DeltaLakeTable:
         return find_key_problem(self._read_rows(files), keys)
 
     def find_missing(self, files: Sequence[DataFile]) -> Sequence[str]:
-        return [each.path for each in files if self.storage.size(each.path) != each.size_bytes]
+        sizes = map_files(self.storage, self.storage.size, [each.path for each in files])
+        return [each.path for each, size in zip(files, sizes, strict=True) if size != each.size_bytes]
 
     def add_columns(self, wanted: TableDefinition) -> None:
+        self.check_fence()
         for _ in range(_ADD_COLUMNS_ATTEMPTS):
             with self._lock:
                 table = self._refresh()
@@ -269,8 +282,7 @@ class DeltaLakeTable:
             referenced = set(pa.table(table.get_add_actions())["path"].to_pylist())
             names = sorted(name for name in self.storage.list(LOG_FOLDER) if name.endswith(".json"))
         owners: dict[str, str] = {}
-        for name in names:
-            text = self.storage.read(name)
+        for text in map_files(self.storage, self.storage.read, names):
             if text is None:
                 continue  # cleaned up meanwhile
             for action in _parse_actions(text):

@@ -16,19 +16,19 @@ import pyarrow.parquet as pq
 from tallystick.lake.storage import Storage
 
 LOG_FOLDER: Final = "_delta_log"
-_LAST_CHECKPOINT: Final = f"{LOG_FOLDER}/_last_checkpoint"
+LAST_CHECKPOINT: Final = f"{LOG_FOLDER}/_last_checkpoint"
 _ATTEMPTS_MAX: Final = 10
 
 
 def read_application_ids(storage: Storage) -> frozenset[str]:
     """Return the ids of all application transactions of a table. Raises: OSError, ValueError."""
     for _ in range(_ATTEMPTS_MAX):
-        pointer = storage.read(_LAST_CHECKPOINT)
+        pointer = storage.read(LAST_CHECKPOINT)
         ids = _read_ids(storage, {} if pointer is None else json.loads(pointer))
         # What the pointer named may have been cleaned up behind a newer checkpoint meanwhile.
-        if storage.read(_LAST_CHECKPOINT) == pointer:
+        if storage.read(LAST_CHECKPOINT) == pointer:
             return ids
-    raise OSError(f"{_LAST_CHECKPOINT} changed {_ATTEMPTS_MAX} times while the log was read")
+    raise OSError(f"{LAST_CHECKPOINT} changed {_ATTEMPTS_MAX} times while the log was read")
 
 
 def _read_ids(storage: Storage, pointer: Mapping[str, Any]) -> frozenset[str]:

@@ -61,12 +61,23 @@ from tallystick.lake.iceberg_files import (
     encode_layout,
     find_layout_problems,
 )
-from tallystick.lake.iceberg_storage import find_path, find_storage_problem, open_files
+from tallystick.lake.iceberg_storage import (
+    find_path,
+    find_storage_problem,
+    open_files,
+    select_file_options,
+)
 from tallystick.lake.iceberg_upserts import read_keys, rewrite_files
-from tallystick.lake.names import TableUrl, format_application_id, parse_application_id, parse_data_file_name
+from tallystick.lake.names import (
+    NO_OPTIONS,
+    TableUrl,
+    format_application_id,
+    parse_application_id,
+    parse_data_file_name,
+)
 from tallystick.lake.ports import DataFile, TableFiles, TableState
 from tallystick.lake.schema import TableDefinition, find_added_columns
-from tallystick.lake.storage import Storage, sync_file
+from tallystick.lake.storage import Storage, map_files, sync_file
 from tallystick.lake.upserts import find_key_problem
 
 _log = logging.getLogger("tallystick.lake")
@@ -304,6 +315,9 @@ class IcebergLakeTable:
         outcome = judge_outcome(entry_there, entry, exists=is_refused or moved)
         return outcome, table.metadata_location
 
+    def check_fence(self) -> None:
+        """Do nothing: the catalog compares, and not the storage."""
+
     def find_key_problem(self, files: Sequence[DataFile], keys: Sequence[str]) -> str | None:
         with self._lock:
             storage = self._open_storage(self._table or self._refresh())
@@ -312,7 +326,8 @@ class IcebergLakeTable:
     def find_missing(self, files: Sequence[DataFile]) -> Sequence[str]:
         with self._lock:
             storage = self._open_storage(self._table or self._refresh())
-        return [each.path for each in files if storage.size(each.path) != each.size_bytes]
+        sizes = map_files(storage, storage.size, [each.path for each in files])
+        return [each.path for each, size in zip(files, sizes, strict=True) if size != each.size_bytes]
 
     def add_columns(self, wanted: TableDefinition) -> None:
         for _ in range(_ADD_COLUMNS_ATTEMPTS):
@@ -426,6 +441,8 @@ def _sync(uri: str) -> None:
 
 def _sync_snapshot(table: Table, snapshot: Snapshot) -> None:
     """Make the files of a new snapshot durable, before the catalog names it."""
+    if find_path(snapshot.manifest_list) is None:
+        return  # not read back for nothing
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id == snapshot.snapshot_id:
             _sync(manifest.manifest_path)
@@ -441,7 +458,7 @@ def _define(table: Table) -> TableDefinition:
         layout=encode_layout(
             str(path or folder), table.schema(), table.spec(), table.sort_order(), table.properties
         ),
-        file_options={} if path else dict(table.io.properties),
+        file_options=NO_OPTIONS if path else select_file_options(table.io.properties),
         problems=tuple(_find_problems(table)),
     )
 

@@ -114,7 +114,7 @@ class IcebergFileWriter(DataFileWriter):
     def __init__(self, definition: TableDefinition, name: AttemptName) -> None:
         """Bind to the table's folder, which is made if it is not there."""
         layout = msgspec.json.decode(definition.layout, type=IcebergLayout)
-        super().__init__(open_task_files(layout.folder, definition.file_options), definition, name)
+        super().__init__(open_task_files(layout.folder, dict(definition.file_options)), definition, name)
         self._schema = Schema.model_validate_json(layout.schema)
         self._spec = PartitionSpec.model_validate_json(layout.spec)
         self._order = SortOrder.model_validate_json(layout.sort_order)

@@ -7,14 +7,19 @@ The catalog fences here, so that the storage has to promise nothing but that a f
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from pyarrow.fs import FileSelector, FileType
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
+from tallystick.lake.names import StorageOptions
 from tallystick.lake.storage import LocalStorage, Storage, open_folder
+
+# Of a FileIO, and no others: what a catalog has beside them may be its own login, or no text.
+_FILE_OPTIONS: Final = ("py-io-impl", "s3.", "gcs.", "adls.", "oss.", "hdfs.", "hf.", "client.")
+_STREAM_BYTES: Final = 8 * 1024 * 1024
 
 
 def find_path(uri: str) -> Path | None:
@@ -42,6 +47,13 @@ def open_files(uri: str, io: FileIO) -> Storage:
     return FileIoStorage(uri, io) if path is None else LocalStorage(path)
 
 
+def select_file_options(properties: Mapping[str, object]) -> StorageOptions:
+    """Return those properties of a table's FileIO by which another process reaches its files."""
+    return StorageOptions.build(
+        {n: t for n, t in properties.items() if isinstance(t, str) and n.startswith(_FILE_OPTIONS)}
+    )
+
+
 def open_task_files(uri: str, properties: Mapping[str, str]) -> Storage:
     """Return the files below a URI, without the table; a folder is made if it is not there."""
     path = find_path(uri)
@@ -52,6 +64,9 @@ def open_task_files(uri: str, properties: Mapping[str, str]) -> Storage:
 
 class FileIoStorage:
     """The files below one URI."""
+
+    # pyarrow keeps the part of an upload that is not full.
+    buffer_bytes = _STREAM_BYTES
 
     def __init__(self, uri: str, io: FileIO) -> None:
         self._uri, self._io = uri, io
@@ -66,6 +81,9 @@ class FileIoStorage:
         size_bytes: int = sink.tell()
         sink.close()
         return size_bytes
+
+    def abandon(self, sink: Any) -> None:
+        sink.close()
 
     def read(self, path: str) -> bytes | None:
         try:

@@ -19,14 +19,14 @@ from pyiceberg.table import Table
 
 from tallystick.lake.data_files import DataFileWriter
 from tallystick.lake.ports import DataFile
-from tallystick.lake.storage import Storage
+from tallystick.lake.storage import Storage, map_files
 
 _PLACE: Final = "place of the row"
 
 
 def read_keys(storage: Storage, files: Sequence[DataFile], keys: Sequence[str]) -> pa.Table:
     """Return the key columns of data files."""
-    contents = [storage.read(file.path) for file in files]
+    contents = map_files(storage, storage.read, [file.path for file in files])
     return pa.concat_tables(
         pq.read_table(pa.BufferReader(content), columns=list(keys)) for content in contents if content
     )

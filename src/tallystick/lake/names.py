@@ -13,6 +13,7 @@ The owner in a file's name is what tells an orphan from a file of a live attempt
 """
 
 import re
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final
 
@@ -35,8 +36,25 @@ OBJECT_STORES: Final = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "azure"
 # Under these, "create if absent" of a store is switched off: then two drivers may both commit.
 _UNSAFE_OPTIONS: Final = ("aws_s3_allow_unsafe_rename", "allow_unsafe_rename", "mount_allow_unsafe_rename")
 _CONDITIONAL_PUT_OPTIONS: Final = ("aws_conditional_put", "conditional_put")
-# With one, writers agree in a table of DynamoDB, and an entry may be there before its file.
+# With it, others agree in a table of DynamoDB and create entries without a condition.
 _LOCKING_OPTIONS: Final = ("aws_s3_locking_provider",)
+_LOCKED_STORES: Final = ("s3://", "s3a://")
+
+
+class StorageOptions(tuple[tuple[str, str], ...]):
+    """Options of a table's storage: pairs of name and text, printed without texts, which may be secrets."""
+
+    __slots__ = ()
+
+    @classmethod
+    def build(cls, options: Mapping[str, str] | None) -> "StorageOptions":
+        return cls(sorted((options or {}).items()))
+
+    def __repr__(self) -> str:
+        return f"StorageOptions({', '.join(name for name, _ in self)})"
+
+
+NO_OPTIONS: Final = StorageOptions()
 
 
 class TableUrl(Value):
@@ -96,7 +114,7 @@ def find_url_problem(text: str) -> str | None:
     return None
 
 
-def find_unsafe_options(storage_options: dict[str, str]) -> list[str]:
+def find_unsafe_options(url: TableUrl, storage_options: Mapping[str, str]) -> list[str]:
     """Return the options under which the storage may overwrite a log entry that another writer has committed.
 
     The fence of a driver is the storage's "create only if absent": without it there is none.
@@ -104,7 +122,8 @@ def find_unsafe_options(storage_options: dict[str, str]) -> list[str]:
     options = {name.lower(): text.lower() for name, text in storage_options.items()}
     unsafe = [name for name in _UNSAFE_OPTIONS if options.get(name, "false") not in ("false", "0", "no")]
     unsafe += [name for name in _CONDITIONAL_PUT_OPTIONS if options.get(name) == "disabled"]
-    return unsafe + [name for name in _LOCKING_OPTIONS if options.get(name)]
+    locks = _LOCKING_OPTIONS if url.place.startswith(_LOCKED_STORES) else ()
+    return unsafe + [name for name in locks if options.get(name)]
 
 
 def format_application_id(key: str) -> str:

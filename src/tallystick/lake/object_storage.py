@@ -1,13 +1,16 @@
 """A table's data files in an object store, through obstore. The only module that knows it.
 
-obstore wraps the Rust library that delta-rs has inside (`object_store`), so the same storage options and the
-same variables of the environment reach a table's log and its data files. An object is durable, and visible as
-a whole, when its upload has ended.
+obstore wraps the Rust library that delta-rs has inside (`object_store`), so it takes the same options.
+delta-rs knows more logins (profiles, assumed roles): `DeltaLakeTable.check_fence` finds out where the two do
+not reach the same place. An object is durable, and visible as a whole, when its upload has ended.
 """
 
+import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
-from secrets import token_hex
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import obstore
@@ -17,8 +20,10 @@ from obstore.store import from_url
 from tallystick.kernel.settings import BadConfig
 
 PART_BYTES: Final = 8 * 1024 * 1024
-"""Size of an upload's parts. Several are sent at once, and S3 takes 10,000 of 5 MiB or more."""
-_PROBE_BYTES: Final = 8
+"""Size of an upload's parts, of which S3 takes 10,000 of 5 MiB or more."""
+_PARTS_AT_ONCE: Final = 4
+PROBE_PATH: Final = "_delta_log/_tallystick_probe"
+"""An object that is created once in a table, and then stays: who creates it again must be refused."""
 # Options of the connection: obstore takes them apart from those of the store, and delta-rs does not.
 _CLIENT_OPTIONS: Final = frozenset(
     {
@@ -26,26 +31,35 @@ _CLIENT_OPTIONS: Final = frozenset(
         "allow_invalid_certificates",
         "connect_timeout",
         "default_content_type",
+        "disable_system_certificates",
         "http1_only",
         "http2_keep_alive_interval",
         "http2_keep_alive_timeout",
         "http2_keep_alive_while_idle",
+        "http2_max_frame_size",
         "http2_only",
         "pool_idle_timeout",
         "pool_max_idle_per_host",
         "proxy_ca_certificate",
         "proxy_excludes",
         "proxy_url",
+        "randomize_addresses",
         "read_timeout",
         "timeout",
         "user_agent",
     }
 )
 _PREFIXES: Final = ("aws_", "azure_", "google_")
+# Of delta-rs' own calls: they do not change what a file is, nor who writes it.
+_LOG_OPTIONS: Final = ("allow_unsafe_rename", "concurrency_limit", "s3_locking_provider")
+_DURATION: Final = re.compile(r"(\d+) *(ms|s|m|h)")
+_SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 
 
 class ObjectStorage:
     """The objects below one URL."""
+
+    buffer_bytes = PART_BYTES
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
         """Bind to the place; nothing is asked yet.
@@ -54,18 +68,25 @@ class ObjectStorage:
             options: by their names in delta-rs, such as AWS_ENDPOINT_URL.
         Raises: BadConfig.
         """
-        config, client_options = _split_options(options)
         try:
-            self._store: Any = from_url(url, config=config, client_options=client_options)  # type: ignore[arg-type]
-        except (BaseError, ValueError) as exc:
-            raise BadConfig(f"{url}: {_summarize(exc)}") from exc
+            self._store: Any = from_url(url, **_split_options(options))
+        except (BaseError, OSError, ValueError) as exc:
+            raise BadConfig(
+                f"{url}: the options of the storage do not suit obstore, which writes the data files: "
+                f"{_summarize(exc)}"
+            ) from exc
 
     def create(self, path: str) -> "_Upload":
-        return _Upload(obstore.open_writer(self._store, path, buffer_size=PART_BYTES))
+        return _Upload(
+            obstore.open_writer(self._store, path, buffer_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+        )
 
     def finish(self, path: str, sink: "_Upload") -> int:
         sink.close()
         return sink.tell()
+
+    def abandon(self, sink: "_Upload") -> None:
+        sink.abort()
 
     def read(self, path: str) -> bytes | None:
         try:
@@ -98,17 +119,14 @@ class ObjectStorage:
             obstore.delete(self._store, path)
 
     def find_fence_problem(self) -> str | None:
-        """Create an object twice. Raises: OSError."""
-        path = f"tallystick-probe-{token_hex(_PROBE_BYTES)}"
+        """Create an object that is there, or twice. Raises: OSError."""
         try:
             for _ in range(2):
-                obstore.put(self._store, path, b"may be removed", mode="create")
+                obstore.put(self._store, PROBE_PATH, b"", mode="create")
         except AlreadyExistsError:
             return None
         except BaseError as exc:
-            raise OSError(f"{path}: {_summarize(exc)}") from exc
-        finally:
-            self.try_remove(path)
+            raise OSError(f"{PROBE_PATH}: {_summarize(exc)}") from exc
         return "the store has overwritten an object that was to be created only if absent (If-None-Match)"
 
 
@@ -135,6 +153,13 @@ class _Upload:
     def flush(self) -> None:
         """Do nothing: a part goes when it is full, and the rest when the file is closed."""
 
+    def abort(self) -> None:
+        """End the upload without an object, as far as the store can be reached."""
+        if not self.closed:
+            self.closed = True
+            with suppress(BaseError, OSError):
+                self._writer.__exit__(OSError, None, None)
+
     def close(self) -> None:
         """End the upload: the object is there when this returns. Raises: OSError."""
         if self.closed:
@@ -146,18 +171,50 @@ class _Upload:
             raise OSError(_summarize(exc)) from exc
 
 
-def _split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the options of the store, and those of the connection."""
-    store, client = {}, {}
+def _split_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of obstore for options by delta-rs' names, and for those of the environment.
+
+    Raises: ValueError, OSError.
+    """
+    store: dict[str, str] = {}
+    client: dict[str, Any] = {}
+    retries: dict[str, Any] = {}
+    # Given any option of the connection, obstore forgets those of the environment.
+    for name, text in os.environ.items():
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")) and _shorten(name) in _CLIENT_OPTIONS:
+            client[_shorten(name)] = text
     for name, text in options.items():
-        short = name.lower()
-        for prefix in _PREFIXES:
-            short = short.removeprefix(prefix)
+        short = _shorten(name)
         if short in _CLIENT_OPTIONS:
             client[short] = text
-        elif not short.endswith("allow_unsafe_rename"):  # of delta-rs alone, and refused unless it is false
+        elif short == "certificate_path":
+            client["root_certificate"] = Path(text).read_bytes()
+        elif short == "max_retries":
+            retries[short] = int(text)
+        elif short == "retry_timeout":
+            retries[short] = _parse_duration(text)
+        elif not short.endswith(_LOG_OPTIONS) and not short.startswith("backoff_config."):
             store[name] = text
-    return store, client
+    return {
+        "config": store,
+        **({"client_options": client} if client else {}),
+        **({"retry_config": retries} if retries else {}),
+    }
+
+
+def _shorten(name: str) -> str:
+    """Return an option's name as delta-rs compares it: in lower case, without the store's prefix."""
+    short = name.lower()
+    for prefix in _PREFIXES:
+        short = short.removeprefix(prefix)
+    return short
+
+
+def _parse_duration(text: str) -> timedelta:
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no duration, such as 30s")
+    return timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
 
 
 def _summarize(error: Exception) -> str:

@@ -5,7 +5,7 @@ from typing import Final
 
 from tallystick import lake
 from tallystick.kernel.value import Value
-from tallystick.lake.names import TableUrl
+from tallystick.lake.names import NO_OPTIONS, StorageOptions, TableUrl
 from tallystick.lake.ports import LakeTable
 
 _TABLES: Final[dict[tuple[object, ...], LakeTable]] = {}
@@ -15,7 +15,7 @@ class LakeLocation(Value, kw_only=True):
     """Where a table is, and how its storage is reached."""
 
     url: TableUrl
-    storage_options: tuple[tuple[str, str], ...] = ()
+    storage_options: StorageOptions = NO_OPTIONS
 
 
 def open_table(location: LakeLocation) -> LakeTable:

@@ -79,6 +79,13 @@ class LakeTable(Protocol):
         Durable when this returns COMMITTED. Raises nothing that leaves the outcome open.
         """
 
+    def check_fence(self) -> None:
+        """Check, once in a process, that the storage keeps writers apart. `commit` does so otherwise.
+
+        Apart from it, so that the time that it takes is not between a deadline and its commit.
+        Raises: UnusableTable; errors of the storage.
+        """
+
     def find_key_problem(self, files: Sequence[DataFile], keys: Sequence[str]) -> str | None:
         """Return why the rows of an upsert cannot be told apart by their keys; None if they can."""
 

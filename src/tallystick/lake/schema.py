@@ -5,14 +5,14 @@ Everything else is refused with the expression that mends it: a cast that fails 
 that rounds, is no decision of a sink's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
-from msgspec import field
 from pyarrow import types
 
 from tallystick.kernel.value import Value
+from tallystick.lake.names import NO_OPTIONS, StorageOptions
 
 _INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
@@ -24,7 +24,7 @@ class TableDefinition(Value, kw_only=True):
     schema             its columns as Arrow has them; a field that is not nullable takes no null
     partition_columns  in the table's order, if they are all there is to its partitions
     layout             what else the writer of its data files needs, in the words of its format
-    file_options       by which a task reaches the place of its data files; they may have credentials
+    file_options       by which a task reaches the place of its data files; no part of a comparison
     problems           why a writer like this one must not write the table; empty if it may
     """
 
@@ -32,7 +32,7 @@ class TableDefinition(Value, kw_only=True):
     schema: pa.Schema
     partition_columns: tuple[str, ...] = ()
     layout: str = ""
-    file_options: Mapping[str, str] = field(default_factory=dict)
+    file_options: StorageOptions = NO_OPTIONS
     problems: tuple[str, ...] = ()
 
 
@@ -60,7 +60,7 @@ def find_column_problems(
             yield f"column {column.name}: the table has {similar[0]}, and names differ only in case"
         elif not merge_schema:
             names = ", ".join(table.names)
-            yield f"has no column {column.name}; it has {names}. merge_schema=True adds the column"
+            yield f"has no column {column.name}; it has {names}. merge_schema adds the column"
         elif types.is_null(column.type):
             yield f"column {column.name}: is null in every row, so that it has no type to be added with"
     for column in table:

@@ -1,24 +1,37 @@
 """Where the data files of a table are: a folder of this host, or an object store."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from tallystick import lake
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake.names import TableUrl, find_url_problem
 
+T = TypeVar("T")
+
+_REQUESTS_MAX: Final = 16
+
 
 class Storage(Protocol):
-    """The files of one table, by their path in it."""
+    """The files of one table, by their path in it.
+
+    buffer_bytes  what a file that is being written holds in memory, besides its writer; 0 if it is on a disk
+    """
+
+    buffer_bytes: int
 
     def create(self, path: str) -> Any:
         """Return a binary file to write to, with `tell`. A reader may not see it before `finish`."""
 
     def finish(self, path: str, sink: Any) -> int:
         """Close the file and make it durable; return its size in bytes."""
+
+    def abandon(self, sink: Any) -> None:
+        """Give up a file that is not finished; it may be there afterwards."""
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a small file; None if there is none."""
@@ -45,6 +58,8 @@ class Storage(Protocol):
 class LocalStorage:
     """A folder of this host's file system."""
 
+    buffer_bytes = 0
+
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -60,6 +75,9 @@ class LocalStorage:
             sink.close()  # raises as well what the disk has refused
         _sync_folder((self._root / path).parent)
         return size_bytes
+
+    def abandon(self, sink: Any) -> None:
+        sink.close()
 
     def read(self, path: str) -> bytes | None:
         try:
@@ -91,6 +109,14 @@ class LocalStorage:
 
     def find_fence_problem(self) -> str | None:
         return None
+
+
+def map_files(storage: Storage, act: Callable[[str], T], paths: Sequence[str]) -> list[T]:
+    """Return what `act` returns for each file, in their order; of an object store several at once."""
+    if not storage.buffer_bytes or len(paths) < 2:
+        return [act(path) for path in paths]
+    with ThreadPoolExecutor(_REQUESTS_MAX, "tallystick-files") as pool:
+        return list(pool.map(act, paths))
 
 
 def open_folder(folder: Path) -> LocalStorage:

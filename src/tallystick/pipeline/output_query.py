@@ -23,6 +23,7 @@ from tallystick.pipeline.definition import (
 )
 from tallystick.pipeline.encoding import encode_sinks
 from tallystick.pipeline.outputs import build_records, dead_letter_records, dead_letter_sources
+from tallystick.spark.options.option_table import TABLE_STORAGE_PREFIX
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import (
     Sink,
@@ -94,8 +95,15 @@ def start_query(
 def resume_options(definition: Definition, output: OutputDefinition) -> dict[str, str]:
     """Build the source options that start reading where the last decision of an output ended."""
     decisions_place = {} if output.database is None else {"resume.from.database": output.database}
+    storage = {
+        f"{TABLE_STORAGE_PREFIX}{name}": text
+        for sink in output.sinks
+        if isinstance(sink, TableSink)
+        for name, text in sink.storage_options.items()
+    }
     return {
         **decisions_place,
+        **storage,
         "resume.from.prefix": definition.prefix_of(output),
         "checkpointLocation": checkpoint_location(definition, output),
     }

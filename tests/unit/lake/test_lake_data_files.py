@@ -72,6 +72,51 @@ def test_large_attempts_are_several_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert [row["id"] for file in files for row in read(tmp_path, file)] == list(range(100))
 
 
+def test_the_last_rows_may_fill_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_files, "FILE_BYTES", 10)
+    writer = writer_of(tmp_path, pa.field("id", pa.int64()))
+    writer.write(pa.record_batch({"id": [1, 2]}))
+    (file,) = writer.finish()
+    assert read(tmp_path, file) == [{"id": 1}, {"id": 2}]
+
+
+class UploadingStorage(LocalStorage):
+    """A storage that keeps a part of each open file in memory, as an object store's."""
+
+    buffer_bytes = 100
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.open_count = self.open_count_max = 0
+
+    def create(self, path: str) -> Any:
+        self.open_count += 1
+        self.open_count_max = max(self.open_count_max, self.open_count)
+        return super().create(path)
+
+    def finish(self, path: str, sink: Any) -> int:
+        self.open_count -= 1
+        return super().finish(path, sink)
+
+
+def test_uploads_of_many_partitions_are_ended_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they hold in memory is bounded, and no row is lost when a file is ended for another one."""
+    monkeypatch.setattr(data_files, "BUFFER_BYTES", 200)
+    monkeypatch.setattr(data_files, "UPLOAD_BYTES", 300)
+    storage = UploadingStorage(tmp_path)
+    fields = pa.schema([("p", pa.int64()), ("id", pa.int64())])
+    definition = TableDefinition(identity="t", schema=fields, partition_columns=("p",))
+    writer = DataFileWriter(storage, definition, NAME)
+    for start in range(0, 200, 20):
+        ids = list(range(start, start + 20))
+        writer.write(pa.record_batch({"p": [n % 7 for n in ids], "id": ids}))
+    rows = [(file.partition["p"], row["id"]) for file in writer.finish() for row in read(tmp_path, file)]
+    assert sorted(rows) == sorted((str(n % 7), n) for n in range(200))
+    assert storage.open_count_max == 3
+
+
 def test_many_partitions_stay_within_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_files, "BUFFER_BYTES", 200)
     writer = writer_of(tmp_path, pa.field("p", pa.int64()), pa.field("id", pa.int64()), partition=("p",))

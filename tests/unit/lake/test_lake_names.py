@@ -4,7 +4,9 @@ import pytest
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake.names import (
+    NO_OPTIONS,
     DataFileName,
+    StorageOptions,
     digest_key,
     digest_owner,
     find_unsafe_options,
@@ -109,9 +111,23 @@ def test_the_names_of_other_writers_are_not_ours(name: str) -> None:
             ["allow_unsafe_rename", "aws_conditional_put"],
         ),
         ({"AWS_S3_ALLOW_UNSAFE_RENAME": "false", "aws_conditional_put": "etag"}, []),
+        ({"AWS_S3_LOCKING_PROVIDER": "dynamodb"}, ["aws_s3_locking_provider"]),
         ({}, []),
     ],
 )
 def test_options_under_which_a_commit_overwrites_another(options: dict[str, str], unsafe: list[str]) -> None:
     """[LAK-1]"""
-    assert find_unsafe_options(options) == unsafe
+    assert find_unsafe_options(parse_table_url("delta:s3://bucket/t"), options) == unsafe
+
+
+def test_a_lock_in_dynamodb_concerns_no_folder() -> None:
+    """[LAK-1] It may be in the environment of a host for other tables."""
+    assert (
+        find_unsafe_options(parse_table_url("delta:/lake/t"), {"AWS_S3_LOCKING_PROVIDER": "dynamodb"}) == []
+    )
+
+
+def test_options_print_without_their_texts() -> None:
+    options = StorageOptions.build({"b": "hunter2", "a": "x"})
+    assert repr(options) == "StorageOptions(a, b)"
+    assert (dict(options), StorageOptions.build(None)) == ({"a": "x", "b": "hunter2"}, NO_OPTIONS)

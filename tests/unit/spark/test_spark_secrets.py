@@ -25,7 +25,12 @@ SECURE = {
 
 def test_options_print_without_secrets_and_reach_the_tasks() -> None:
     source = parse_source_options({**SECURE, "subscribe": "t"}, QueryType.STREAM)
-    sink = parse_sink_options({**SECURE, "transactional.id.prefix": "p"}, QueryType.STREAM)
+    table = {"table": "delta:s3://b/t", "table.storage.aws_secret_access_key": "hunter2"}
+    sink = parse_sink_options({**SECURE, **table, "transactional.id.prefix": "p"}, QueryType.STREAM)
+    assert sink.table is not None
+    assert dict(pickle.loads(pickle.dumps(sink.table)).storage_options) == {
+        "aws_secret_access_key": "hunter2"
+    }
     for options in (source, sink):
         again = pickle.loads(pickle.dumps(options))
         for shown in (repr(options), str(again), repr([options.client]), f"{again.client}"):

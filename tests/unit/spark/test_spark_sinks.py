@@ -38,7 +38,7 @@ def test_all_problems_of_the_sinks_at_once() -> None:
         "database: required by to_table, the URL that SQLAlchemy takes",
         "table c: written to by two sinks; make it one",
         "table a: keys: required by an upsert",
-        "table b: keys: mean nothing to an append; write='upsert'?",
+        "table b: keys: mean nothing to an append; is it an upsert?",
         "table c: key id is none of its columns",
         "table d: write is 'replace', and must be one of append, upsert",
     ]

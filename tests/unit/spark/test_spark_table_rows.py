@@ -78,6 +78,38 @@ def test_a_wider_type_and_a_dictionary_are_the_same_values() -> None:
     assert zeros[0] == zeros[1]
 
 
+def test_lists_are_told_apart_by_where_they_end_and_what_is_where() -> None:
+    """[SPK-22]"""
+    lists = [[], [0], [0, 0], [1, 2], [2, 1], [None], None]
+    columns = [pa.array([one, other], pa.list_(pa.int64())) for one in lists for other in lists]
+    pairs = {tuple(hash_rows([column], 2).tolist()) for column in columns}
+    assert len(pairs) == len(columns)
+    assert len({hash_rows([column], 2).tolist()[0] for column in columns}) == len(lists)
+
+
+def test_values_in_lists_are_equal_whatever_zone_shows_them_and_need_not_be_text() -> None:
+    """[SPK-22] The session's time zone may be another one after a restart."""
+    moments = [
+        [dt.datetime(2026, 1, 1, tzinfo=dt.UTC)],
+        [],
+        [dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)],
+    ]
+    hashes = [
+        hash_rows([pa.array(moments, pa.list_(pa.timestamp("us", zone)))], 3).tolist()
+        for zone in ("UTC", "Europe/Berlin")
+    ]
+    assert hashes[0] == hashes[1]
+    broken = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), pa.array([b"\xff"]).view(pa.string()))
+    assert hash_rows([broken], 1).tolist() == hash_rows([pa.array([[b"\xff"]])], 1).tolist()
+
+
+def test_every_nan_is_the_same() -> None:
+    """[SPK-22] Processors make one, Java another."""
+    nans = np.array([0x7FF8000000000000, 0xFFF8000000000000], np.uint64).view(np.float64)
+    one, other = hash_rows([pa.array(nans, from_pandas=False)], 2).tolist()
+    assert one == other
+
+
 # ------------------------------------------------------------------------------------- columns of structs
 
 

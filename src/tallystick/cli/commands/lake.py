@@ -8,7 +8,7 @@ from tallystick.cli.cluster_command import confirm
 from tallystick.cli.exits import ExitCode
 from tallystick.cli.settings import StorageOption, parse_named_values
 from tallystick.cli.tables import OutputFormat, Row, print_rows
-from tallystick.lake.names import format_writer_key, parse_table_url
+from tallystick.lake.names import StorageOptions, format_writer_key, parse_table_url
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.orphans import OrphanReport
 from tallystick.lake.sweeping import look_for_orphans, remove_orphans
@@ -49,7 +49,7 @@ def vacuum_orphans(
     claimed again since. So are files of other writers, which the table's own VACUUM looks after.
     """
     options = parse_named_values(storage_option or (), "--storage-option", strip=False)
-    location = LakeLocation(url=parse_table_url(table), storage_options=tuple(sorted(options.items())))
+    location = LakeLocation(url=parse_table_url(table), storage_options=StorageOptions.build(options))
     opened = open_table(location)
     keys = [each + DATABASE_SUFFIX for each in prefix or ()]
     keys += map(format_writer_key, transactional_id or ())

@@ -111,6 +111,7 @@ class LakeRow:
             moves: the voted attempts, each as `encode_files` made it.
         Raises: PrefixTaken, VoteLost, InvalidRows, UnusableTable, TableBusy: nothing is decided. InDoubt.
         """
+        self._table.check_fence()
         files = [file for attempt in moves.attempts for file in decode_files(attempt)]
         self._check_files(files, sum(moves.rows))
         self._commit(owner, encode_decision(decision).decode(), files, is_in_time)

@@ -252,7 +252,8 @@ OPTIONS: Final = (
         name="resume.from.database",
         values="URL",
         queries=_STREAM,
-        doc="The `database` of `foreach_batch`, or its lake table, if it keeps the decisions.",
+        doc="The `database` of `foreach_batch`, or the lake table, if it keeps the decisions; "
+        "`table.storage.` and a name is an option of the table's storage.",
     ),
     *_build_format_options("key"),
     *_build_format_options("value"),

@@ -12,16 +12,20 @@ from tallystick.client.kafka_names import ClientSettings
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
+from tallystick.lake.names import StorageOptions
 from tallystick.spark.options.format_options import FormatOptions, parse_format_options
 from tallystick.spark.options.option_table import (
     DECISIONS_TOPIC,
     KAFKA_PREFIX,
-    TABLE_STORAGE_PREFIX,
     ConnectorSide,
     QueryType,
 )
 from tallystick.spark.options.sinks import ToTable, find_sink_problems
-from tallystick.spark.options.source_options import build_client_settings, find_common_problems
+from tallystick.spark.options.source_options import (
+    build_client_settings,
+    find_common_problems,
+    select_storage_options,
+)
 from tallystick.spark.protocol.committable import WRITE_ID_BYTES_MAX
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.protocol.transactional_ids import find_prefix_problems
@@ -151,11 +155,6 @@ def _parse_choice(texts: Mapping[str, str], name: str, default: E, problems: lis
 
 
 def _parse_table(texts: Mapping[str, str], problems: list[str]) -> ToTable | None:
-    storage = {
-        n.removeprefix(TABLE_STORAGE_PREFIX): t
-        for n, t in texts.items()
-        if n.startswith(TABLE_STORAGE_PREFIX)
-    }
     if "table" not in texts:
         problems += [f"{name}: has an effect with table alone" for name in texts if name.startswith("table.")]
         return None
@@ -166,7 +165,7 @@ def _parse_table(texts: Mapping[str, str], problems: list[str]) -> ToTable | Non
         write=write,
         keys=tuple(key.strip() for key in texts.get("table.keys", "").split(",") if key.strip()),
         merge_schema=merge == "true",
-        storage_options=tuple(sorted(storage.items())),
+        storage_options=StorageOptions.build(select_storage_options(texts)),
     )
     if merge not in ("true", "false"):
         problems.append(f"table.mergeSchema: {texts['table.mergeschema']!r} is not true or false")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from tallystick.kernel.value import Value
-from tallystick.lake.names import find_url_problem, is_table_url
+from tallystick.lake.names import NO_OPTIONS, StorageOptions, find_url_problem, is_table_url
 
 WriteMode = Literal["append", "upsert"]
 _WRITE_MODES: Final = ("append", "upsert")
@@ -43,7 +43,7 @@ class ToTable(Value, kw_only=True):
     keys: tuple[str, ...] = ()
     where: str | None = None
     merge_schema: bool = False
-    storage_options: tuple[tuple[str, str], ...] = ()
+    storage_options: StorageOptions = NO_OPTIONS
 
     @property
     def is_lake_table(self) -> bool:
@@ -123,7 +123,7 @@ def to_table(
         keys=tuple(keys),
         where=where,
         merge_schema=merge_schema,
-        storage_options=tuple(sorted((storage_options or {}).items())),
+        storage_options=StorageOptions.build(storage_options),
     )
 
 
@@ -159,7 +159,7 @@ def find_sink_problems(sinks: Sequence[object], database: str | None) -> Iterato
         elif sink.write == "upsert" and not sink.keys:
             yield f"{at}: keys: required by an upsert"
         elif sink.write == "append" and sink.keys:
-            yield f"{at}: keys: mean nothing to an append; write='upsert'?"
+            yield f"{at}: keys: mean nothing to an append; is it an upsert?"
         if sink.columns is not None:
             column_names = {name for name, _ in sink.columns}
             yield from (

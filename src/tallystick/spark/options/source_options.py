@@ -19,6 +19,7 @@ from tallystick.client.kafka_names import ClientSettings
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX, TopicPartition
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
+from tallystick.lake.names import NO_OPTIONS, StorageOptions
 from tallystick.spark.options.format_options import (
     REGISTRY_PREFIX,
     FormatOptions,
@@ -99,12 +100,14 @@ class ResumeOptions(Value, kw_only=True):
 
     prefix           the sink's `transactional.id.prefix`
     decisions_topic  the decision topic, in the cluster that is read
-    database         the URL of the database that has the decisions instead
+    database         the URL of the database, or of the lake table, that has the decisions instead
+    storage_options  of such a table
     """
 
     prefix: str
     decisions_topic: str = DECISIONS_TOPIC
     database: str | None = None
+    storage_options: StorageOptions = NO_OPTIONS
 
 
 class SourceOptions(Value, kw_only=True):
@@ -195,8 +198,7 @@ def find_common_problems(
             other = other_options[name]
             yield f"{other.name}: an option of the {other.sides[0].value}, this is a {side.value}"
         elif option is None:
-            of_tables = (TABLE_STORAGE_PREFIX,) if side is ConnectorSide.SINK else ()
-            if not name.startswith((KAFKA_PREFIX, REGISTRY_PREFIX, *of_tables)):
+            if not name.startswith((KAFKA_PREFIX, REGISTRY_PREFIX, TABLE_STORAGE_PREFIX)):
                 yield _explain_unknown_option(name, options)
         elif option.support is OptionSupport.REFUSED:
             yield f"{option.name}: {text!r} is refused: {option.doc}"
@@ -256,10 +258,20 @@ def _find_rate_limit_problems(values: Mapping[str, object]) -> Iterator[str]:
         yield f"minOffsetsPerTrigger: {least} is above maxOffsetsPerTrigger {most}"
 
 
+def select_storage_options(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of a lake table's storage, by the names of its library in lower case."""
+    return {
+        name.removeprefix(TABLE_STORAGE_PREFIX): text
+        for name, text in texts.items()
+        if name.startswith(TABLE_STORAGE_PREFIX)
+    }
+
+
 def _parse_resume(texts: Mapping[str, str], problems: list[str]) -> ResumeOptions | None:
     prefix = texts.get("resume.from.prefix")
+    storage = select_storage_options(texts)
     if not prefix:
-        for name in ("resume.from.database", "decisions.topic"):
+        for name in ("resume.from.database", "decisions.topic", *(TABLE_STORAGE_PREFIX + n for n in storage)):
             if name in texts:
                 problems.append(f"{name}: has an effect with resume.from.prefix alone, which is not given")
         return None
@@ -270,6 +282,7 @@ def _parse_resume(texts: Mapping[str, str], problems: list[str]) -> ResumeOption
         prefix=prefix,
         decisions_topic=texts.get("decisions.topic") or DECISIONS_TOPIC,
         database=texts.get("resume.from.database"),
+        storage_options=StorageOptions.build(storage),
     )
 
 

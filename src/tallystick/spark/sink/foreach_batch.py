@@ -165,7 +165,9 @@ def foreach_batch(
     """
     if not sinks and database is None:
         if any(name.lower() == "table" for name in options):
-            raise BadConfig("table: write to_topic(...) and to_table(...) as sinks of foreach_batch")
+            raise BadConfig(
+                "table: write to_topic(...) and to_table(...) as sinks, not as options of the query"
+            )
         return foreach_topic.foreach_batch(options, query_id=query_id)
     problems = list(find_sink_problems(sinks, database))
     if any(name.lower() == "topic" for name in options):
@@ -173,6 +175,8 @@ def foreach_batch(
     sink_options = None
     try:
         sink_options = parse_sink_options(options, QueryType.STREAM)
+        if sink_options.table is not None:
+            problems.append("table: write to_table(...) among the sinks, not as an option of the query")
         problems += [
             f"{each.field}.format: encode with a function of register_serializer in to_topic"
             for each in sink_options.formats.fields

@@ -98,8 +98,13 @@ def _hash_values(column: pa.Array) -> Hashes:
     if types.is_struct(kind):
         values = hash_rows(column.flatten(), count)
     elif types.is_floating(kind):
-        # Adding zero makes one zero of both.
-        values = (_to_numpy(column.cast(pa.float64()), 0.0) + 0.0).view(np.uint64)
+        # Adding zero makes one zero of both; and there are many NaNs.
+        floats = _to_numpy(column.cast(pa.float64()), 0.0) + 0.0
+        values = np.where(np.isnan(floats), np.nan, floats).view(np.uint64)
+    elif types.is_list(kind) or types.is_large_list(kind):
+        values = _hash_lists(column.offsets, [column.values])
+    elif types.is_map(kind):
+        values = _hash_lists(column.offsets, [column.keys, column.items])
     elif types.is_boolean(kind) or types.is_integer(kind):
         values = _to_numpy(column.cast(pa.int64()), 0).view(np.uint64)
     elif types.is_temporal(kind):
@@ -112,12 +117,29 @@ def _hash_values(column: pa.Array) -> Hashes:
         or types.is_large_string(kind)
     ):
         values = np.fromiter(map(crc32c, _iter_values(column)), np.uint64, count)
-    else:  # decimals, lists, maps: their text tells them apart
+    else:  # decimals
         texts = (repr(value).encode() for value in column.to_pylist())
         values = np.fromiter(map(crc32c, texts), np.uint64, count)
     if column.null_count:
         values = np.where(column.is_null().to_numpy(zero_copy_only=False), _NO_VALUE_FACTOR, values)
     return values
+
+
+def _hash_lists(offsets: pa.Array, parts: Sequence[pa.Array]) -> Hashes:
+    """Return a hash of each list: of its elements, each with its place, and of their number.
+
+    Args:
+        offsets: of the lists in `parts`, one more than there are lists.
+        parts: the elements of all lists; of maps, keys and values.
+    """
+    places = offsets.to_numpy().astype(np.int64)
+    first, last = places[0], places[-1]
+    lengths = np.diff(places)
+    starts = places[:-1] - first
+    elements = hash_rows([part.slice(first, last - first) for part in parts], int(last - first))
+    index = (np.arange(last - first) - np.repeat(starts, lengths)).astype(np.uint64)
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(_mix_hashes(elements + index * _COLUMN_FACTOR))])
+    return sums[starts + lengths] - sums[starts] + lengths.astype(np.uint64) * _KEY_LENGTH_FACTOR
 
 
 def _to_numpy(column: pa.Array, null: float) -> Any:

@@ -7,7 +7,7 @@ found = resolve_rows("pipeline.flights", {"bootstrap.servers": "localhost:9092"}
 
 from collections.abc import Mapping
 
-from tallystick.lake.names import is_table_url, parse_table_url
+from tallystick.lake.names import NO_OPTIONS, StorageOptions, is_table_url, parse_table_url
 from tallystick.lake.opening import LakeLocation
 from tallystick.spark import sink as spark_sink
 from tallystick.spark.options.sink_options import SinkOptions
@@ -51,14 +51,17 @@ def resolve_rows(
         build_options(prefix, client),
         database,
         accepts_loss=retire and not dry_run,
-        storage_options=tuple(sorted((storage_options or {}).items())),
+        storage_options=StorageOptions.build(storage_options),
     )
     return resolve_and_close(context, dry_run=dry_run, retire=retire)
 
 
-def read_last_decision(prefix: str, client: Mapping[str, str], database: str) -> Decision | None:
+def read_last_decision(
+    prefix: str, client: Mapping[str, str], database: str, storage_options: StorageOptions = NO_OPTIONS
+) -> Decision | None:
     """Return a prefix's last decision, for a query that begins where it ended. Raises: as `resolve_rows`."""
-    return read_and_close(open_store_context(build_options(prefix, client), database))
+    options = build_options(prefix, client)
+    return read_and_close(open_store_context(options, database, storage_options=storage_options))
 
 
 def open_store_context(
@@ -67,7 +70,7 @@ def open_store_context(
     tables: tuple[ToTable, ...] = (),
     *,
     accepts_loss: bool = False,
-    storage_options: tuple[tuple[str, str], ...] = (),
+    storage_options: StorageOptions = NO_OPTIONS,
 ) -> SinkContext:
     """Open the station of a prefix whose decisions are in a store.
 

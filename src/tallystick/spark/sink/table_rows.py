@@ -17,7 +17,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from tallystick.kernel.check import require
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
+from tallystick.lake.names import NO_OPTIONS
 from tallystick.lake.schema import TableDefinition
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, StagedMoves, ToTable, ToTopic
@@ -70,7 +71,9 @@ def write_rows(
     """Write or count the rows of one task. Raises: as `CombinedTask.run`."""
     task = CombinedTask(options=options, lease=lease, job=job, sinks=batch.sinks, store=batch.target)
     vote, files = task.run(split_rows(rows, batch.sinks))
-    return vote, TableFiles(files, vote.row_checksums[-1].rows, batch.target.definition)
+    # Every task sends it back: without what is long or secret, and is not compared.
+    definition = replace(batch.target.definition, file_options=NO_OPTIONS)
+    return vote, TableFiles(files, vote.row_checksums[-1].rows, definition)
 
 
 def stage_files(

@@ -20,7 +20,6 @@ from pyspark.sql.types import (
 )
 
 from tallystick.kernel.check import require
-from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark import sink, tracing
 from tallystick.spark.checkpoint import read_end_offsets, read_query_id, read_query_start
@@ -94,7 +93,7 @@ def _parse_options(
     texts: Mapping[str, str], schema: StructType, query: QueryType, problems: Iterable[str] = ()
 ) -> SinkOptions:
     options = parse_checked_options(texts, schema, query, problems)
-    # As in `foreach_batch` with the same table, which may take over, or be completed by `resolve`.
+    # As in `foreach_batch` with a table: readers of the decision topic do not end its batches.
     return options if options.table is None else with_database_suffix(options)
 
 
@@ -120,7 +119,7 @@ class _LeasedWriter:
                 if self.options.table is not None:
                     self._table = sink.table_rows.prepare_table(self.options, self._columns)
                 self._lease = encode_lease(self._begin_batch())
-            except TallystickError as exc:
+            except Exception as exc:  # of a table's library, too; Spark would call it a failure to pickle
                 why = f"the batch has not begun, and nothing of it is written. {type(exc).__name__}: {exc}"
                 raise NotBegun(why) from exc
         return self.__dict__
@@ -216,7 +215,17 @@ class BatchWriter(_LeasedWriter, DataSourceArrowWriter):
         return self._run_attempt(BatchWrite(self._write_id or ""), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._commit(messages)
+        self._commit(messages if any(messages) else self._vote_without_tasks())
+
+    def _vote_without_tasks(self) -> list[VoteMessage]:
+        """Vote for rows without partitions, for which Spark runs no task; nothing if the lease is unknown."""
+        lease = find_lease(self.options)
+        if lease is None:
+            return []
+        self._lease = encode_lease(lease)
+        if self.options.table is not None:
+            self._table = sink.table_rows.prepare_table(self.options, self._columns)
+        return [self.write(iter(()))]
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._abort(messages)

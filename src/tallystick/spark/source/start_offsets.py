@@ -48,7 +48,9 @@ def _read_decided_end(options: SourceOptions, resume: ResumeOptions) -> OffsetJs
     if resume.database is None:
         decision = sink.recovery.read_last_decision(resume.prefix, client, decisions=resume.decisions_topic)
     else:
-        decision = sink.stores.read_last_decision(resume.prefix, client, resume.database)
+        decision = sink.stores.read_last_decision(
+            resume.prefix, client, resume.database, resume.storage_options
+        )
     return (
         None
         if decision is None or decision.query_id is None

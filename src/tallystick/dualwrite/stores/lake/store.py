@@ -35,7 +35,13 @@ from tallystick.kernel.value import replace
 from tallystick.lake.data_files import AttemptName, DataFileWriter
 from tallystick.lake.entries import CommitOutcome, LakeEntry
 from tallystick.lake.errors import BadEntry, EntryLost, TableBusy, UnusableTable
-from tallystick.lake.names import format_writer_key, is_table_url, parse_table_url, parse_writer_key
+from tallystick.lake.names import (
+    StorageOptions,
+    format_writer_key,
+    is_table_url,
+    parse_table_url,
+    parse_writer_key,
+)
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.ports import DataFile, LakeTable, ListsKeys, TableState
 from tallystick.lake.schema import TableDefinition, accepts_files
@@ -357,7 +363,7 @@ class DeltaStore(LakeStore):
         if "://" not in url.place:
             url = replace(url, place=str(Path(url.place).absolute()))
         super().__init__(
-            LakeLocation(url=url, storage_options=tuple(sorted((storage_options or {}).items()))),
+            LakeLocation(url=url, storage_options=StorageOptions.build(storage_options)),
             merge_schema=merge_schema,
             block_bytes_max=block_bytes_max,
             accept_lost=accept_lost,
