@@ -64,7 +64,7 @@ class Scale:
     ids: int
 
 
-FULL: Final = Scale(warm_up_s=5, seconds=15, open=OPEN, ids=IDS)
+FULL: Final = Scale(warm_up_s=3, seconds=10, open=OPEN, ids=IDS)
 QUICK: Final = Scale(warm_up_s=3, seconds=5, open=OPEN, ids=IDS)
 
 
