@@ -173,7 +173,9 @@ def test_json_with_a_registered_schema_is_a_format_of_its_own(spark: SparkSessio
     with Producer(place.client) as producer:
         producer.send(f"{place.name}.in", b'{"id": "without a schema"}').result(10)
     place.registry.register(f"{place.name}.out-value", paid, "JSON")
-    changed = TOPICS.replace('"avro"', '"json-schema"').replace("""'"string"'""", """'{"type": "string"}'""")
+    changed = TOPICS.replace('"avro"', '"json-schema"').replace(
+        """'"string"'""", """'{{"type": "string"}}'"""
+    )
     place.registry.register(f"{place.name}.out-key", '{"type": "string"}', "JSON")
     with place.pipeline(changed).start(once=True, spark=spark) as running:
         running.wait()

@@ -33,7 +33,7 @@ from tallystick.spark.sink.projection import HASH_COLUMN, name_sink_column
 from tallystick.spark.sink.row_checksum import hash_records, hash_rows
 
 
-class TableFiles(Value):
+class VotedFiles(Value):
     """A task's data files as its vote has them, their rows, and the definition they were written for."""
 
     files: str
@@ -67,20 +67,20 @@ def write_rows(
     lease: BatchLease,
     job: Job,
     rows: Iterable[pa.RecordBatch],
-) -> tuple[Vote, TableFiles]:
+) -> tuple[Vote, VotedFiles]:
     """Write or count the rows of one task. Raises: as `CombinedTask.run`."""
     task = CombinedTask(options=options, lease=lease, job=job, sinks=batch.sinks, store=batch.target)
     vote, files = task.run(split_rows(rows, batch.sinks))
     # Every task sends it back: without what is long or secret, and is not compared.
     definition = replace(batch.target.definition, file_options=NO_OPTIONS)
-    return vote, TableFiles(files, vote.row_checksums[-1].rows, definition)
+    return vote, VotedFiles(files, vote.row_checksums[-1].rows, definition)
 
 
 def stage_files(
     context: SinkContext,
     table: ToTable,
     votes: Iterable[Vote | None],
-    files: Iterable[TableFiles | None],
+    files: Iterable[VotedFiles | None],
 ) -> None:
     """Set the data files that the decision of these votes will commit."""
     station = cast(LakeSinkContext, context)

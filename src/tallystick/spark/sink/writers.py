@@ -46,7 +46,7 @@ from tallystick.spark.sink.recovery import with_database_suffix
 
 if TYPE_CHECKING:
     from tallystick.spark.sink.encoding import RecordEncoding
-    from tallystick.spark.sink.table_rows import TableBatch, TableFiles
+    from tallystick.spark.sink.table_rows import TableBatch, VotedFiles
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -62,7 +62,7 @@ class VoteMessage(WriterCommitMessage):
         self,
         vote: bytes,
         trace_carrier: tracing.Carrier = tracing.NO_CARRIER,
-        table_files: "TableFiles | None" = None,
+        table_files: "VotedFiles | None" = None,
     ) -> None:
         self.vote, self.trace_carrier, self.table_files = vote, trace_carrier, table_files
 
