@@ -129,6 +129,9 @@ class ToyTable:
     def read_definition(self) -> TableDefinition:
         return DEFINITION
 
+    def check_fence(self) -> None:
+        """Its versions are a list: none is written twice."""
+
     def commit(
         self, version: int, entry: LakeEntry, files: Sequence[DataFile], keys: Sequence[str] = ()
     ) -> CommitOutcome:
