@@ -114,19 +114,22 @@ def test_the_doctor_asks_for_no_right_when_silence_is_what_is_wrong(
 def test_ctrl_c_ends_the_wait_without_a_traceback(words: tuple[str, ...]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        command = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-m", "tallystick.cli.main", *words, "--bootstrap-server", address],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             # A job in the background ignores SIGINT, and so do its children: this test may be run in one.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        connection, _ = server.accept()
-        with connection:
-            connection.recv(1)
-            command.send_signal(signal.SIGINT)
-            _, errors = command.communicate(timeout=60)
+        ) as command:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1)
+                command.send_signal(signal.SIGINT)
+                try:
+                    _, errors = command.communicate(timeout=60)
+                finally:
+                    command.kill()
     assert command.returncode == 130
     assert "Traceback" not in errors
 

@@ -48,6 +48,8 @@ T = TypeVar("T")
 EXIT_TIMEOUT_S: Final = 2.0
 """Longest time that the interpreter's exit waits for clients that are still open."""
 _CALL_GRACE_S: Final = 5.0
+# A signal that comes just before a thread blocks does not end the wait, and is handled when that has ended.
+_SIGNAL_CHECK_S: Final = 0.5
 _START_TIMEOUT_S: Final = 30.0
 
 
@@ -305,7 +307,16 @@ class EngineThread:
 
     def _wait(self, call: _ThreadCall[T], limit_s: float) -> None:
         until = monotonic() + limit_s
-        while (errand := call.callbacks.get(timeout=max(until - monotonic(), 0))) is not None:
+        while True:
+            left_s = until - monotonic()
+            try:
+                errand = call.callbacks.get(timeout=max(min(left_s, _SIGNAL_CHECK_S), 0))
+            except Empty:
+                if left_s > _SIGNAL_CHECK_S:
+                    continue
+                raise
+            if errand is None:
+                return
             began = monotonic()
             errand()
             until += monotonic() - began
