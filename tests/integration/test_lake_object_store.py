@@ -164,7 +164,9 @@ def test_libraries_that_do_not_reach_the_same_place_are_refused(place: DeltaS3Pl
 
 def test_the_bucket_that_is_not_there(place: DeltaS3Place) -> None:
     table = place.open("delta:s3://no-such-bucket/table")
-    with pytest.raises(OSError, match="NoSuchBucket"):
+    with pytest.raises(OSError, match=r"^table delta:s3://no-such-bucket/table: .*NoSuchBucket") as raised:
         table.read(PREFIX)
+    assert "\n" not in str(raised.value)
+    assert "\x1b" not in str(raised.value)
     with pytest.raises(OSError, match=r"NoSuchBucket|bucket"):
         open_storage(parse_table_url("delta:s3://no-such-bucket/table"), place.options).list("")

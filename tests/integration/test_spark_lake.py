@@ -13,6 +13,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter
 from tests.support.lake_tables import DeltaS3Place, IcebergS3Place, create_bucketed
 from tests.support.reading import committed_records
 from tests.support.spark_together_child import lines
@@ -91,9 +92,7 @@ class Place:
 
     def run(self, frame: DataFrame | None = None, sinks: tuple[object, ...] = (), **more: str) -> None:
         write = foreach_batch({**self.options, **more}, *(sinks or self.sinks))
-        writer = (self.stream() if frame is None else frame).writeStream.foreachBatch(write)
-        checkpointed = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
-        checkpointed.trigger(availableNow=True).start().awaitTermination()
+        self._finish((self.stream() if frame is None else frame).writeStream.foreachBatch(write))
 
     def run_source(self, row: str = "struct(id, batch)") -> None:
         """Write with `format("tallystick")`."""
@@ -103,9 +102,11 @@ class Place:
     def write(self, frame: DataFrame, **more: str) -> None:
         storage = {f"table.storage.{name}": text for name, text in self.storage_options.items()}
         writer = frame.writeStream.format("tallystick").options(**self.options, table=self.url)
-        checkpointed = writer.options(**storage, **more).option(
-            "checkpointLocation", str(self.folder / "checkpoint")
-        )
+        self._finish(writer.options(**storage, **more))
+
+    def _finish(self, writer: DataStreamWriter) -> None:
+        """Write all that is there."""
+        checkpointed = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
         checkpointed.trigger(availableNow=True).start().awaitTermination()
 
     def lose_commit(self, batch: int) -> None:
@@ -117,10 +118,11 @@ class Place:
         records = committed_records(self.client, self.topic, 2)
         return Counter(record.value.decode() for record in records if record.value is not None)
 
+    def read_table(self) -> pa.Table:
+        return pa.table(deltalake.DeltaTable(self.table).scan().read_all())
+
     def rows(self) -> list[dict[str, object]]:
-        found: list[dict[str, object]] = pa.table(
-            deltalake.DeltaTable(self.table).scan().read_all()
-        ).to_pylist()
+        found: list[dict[str, object]] = self.read_table().to_pylist()
         return found
 
     def open_transactions(self) -> list[str]:
@@ -146,9 +148,8 @@ class IcebergPlace(Place):
         self.table = self.catalog.find_file("")
         return self.catalog.url
 
-    def rows(self) -> list[dict[str, object]]:
-        found: list[dict[str, object]] = self.catalog.read().to_pylist()
-        return found
+    def read_table(self) -> pa.Table:
+        return self.catalog.read()
 
 
 class FarPlace(Place):
@@ -160,9 +161,8 @@ class FarPlace(Place):
         self.storage_options = self.far.options
         return self.far.url
 
-    def rows(self) -> list[dict[str, object]]:
-        found: list[dict[str, object]] = self.far.read().to_pylist()
-        return found
+    def read_table(self) -> pa.Table:
+        return self.far.read()
 
 
 class FarIcebergPlace(IcebergPlace):

@@ -16,6 +16,7 @@ by tests/integration/test_lake_delta.py.
 import json
 import logging
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
@@ -78,6 +79,7 @@ _COLUMN_RULES: Final = {
     "delta.identity.start": "an identity",
 }
 _ADD_COLUMNS_ATTEMPTS: Final = 20
+_DECORATION: Final = re.compile(r"\x1b\[[0-9;]*m|\u21b3")
 
 
 class DeltaLakeTable:
@@ -139,6 +141,8 @@ class DeltaLakeTable:
                 f"table {self._url}: does not exist, and is not created here. Create it first: "
                 "DeltaTable.create(...) of deltalake, or CREATE TABLE ... USING delta"
             ) from exc
+        except OSError as exc:  # an object store's, over several coloured lines
+            raise OSError(f"table {self._url}: {' '.join(_DECORATION.sub('', str(exc)).split())}") from exc
         return self._table
 
     def _read_entry(self, table: DeltaTable, key: str) -> LakeEntry | None:

@@ -73,7 +73,7 @@ class LocalStorage:
             size_bytes: int = sink.tell()
         finally:
             sink.close()  # raises as well what the disk has refused
-        _sync_folder((self._root / path).parent)
+        _sync((self._root / path).parent)
         return size_bytes
 
     def abandon(self, sink: Any) -> None:
@@ -123,22 +123,18 @@ def open_folder(folder: Path) -> LocalStorage:
     """Return the storage of a folder, which is made if it is not there."""
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        _sync_folder(folder.parent)
+        _sync(folder.parent)
     return LocalStorage(folder)
 
 
 def sync_file(path: Path) -> None:
     """Make a file durable, with its name."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-    _sync_folder(path.parent)
+    _sync(path)
+    _sync(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

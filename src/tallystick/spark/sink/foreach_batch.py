@@ -163,20 +163,17 @@ def foreach_batch(
     Raises: BadConfig with all problems at once; MissingLibrary. When a batch is run: BadConfig, SinkErrors,
         errors of client and database.
     """
-    if not sinks and database is None:
-        if any(name.lower() == "table" for name in options):
-            raise BadConfig(
-                "table: write to_topic(...) and to_table(...) as sinks, not as options of the query"
-            )
+    has_table = any(name.lower() == "table" for name in options)
+    if not sinks and database is None and not has_table:
         return foreach_topic.foreach_batch(options, query_id=query_id)
     problems = list(find_sink_problems(sinks, database))
+    if has_table:
+        problems.append("table: write to_table(...) among the sinks, not as an option of the query")
     if any(name.lower() == "topic" for name in options):
         problems.append("topic: set it in each to_topic, not for the whole query")
     sink_options = None
     try:
         sink_options = parse_sink_options(options, QueryType.STREAM)
-        if sink_options.table is not None:
-            problems.append("table: write to_table(...) among the sinks, not as an option of the query")
         problems += [
             f"{each.field}.format: encode with a function of register_serializer in to_topic"
             for each in sink_options.formats.fields
