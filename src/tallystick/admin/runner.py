@@ -11,7 +11,6 @@ from tallystick.admin.runner_async import AsyncAdminRunner
 from tallystick.admin.txn.transactions import TransactionAdmin
 from tallystick.client.blocking.thread import engine_thread
 from tallystick.client.config import AdminConfig
-from tallystick.client.net.network import CLOSE_TIMEOUT_S
 
 A = ParamSpec("A")
 T = TypeVar("T")
@@ -65,11 +64,11 @@ class AdminRunner:
         self._is_closed = True
         self._thread.unregister(self)
         if not self._thread.is_forked:
-            self._thread.run(self._runner.close(timeout_s), timeout_s + CLOSE_TIMEOUT_S, "close()")
+            self._thread.run(self._runner.close(timeout_s), timeout_s, "close()")
 
     def mark_forked(self) -> None:
         """Do nothing in a forked child: the engine thread refuses every request there."""
 
     def _wait(self, call: Coroutine[object, object, T], name: str) -> T:
         limit_s = self.config.default_api_timeout_ms / 1000
-        return self._thread.run(call, _TIMEOUT_FACTOR * limit_s + CLOSE_TIMEOUT_S, f"{name}()")
+        return self._thread.run(call, _TIMEOUT_FACTOR * limit_s, f"{name}()")

@@ -25,7 +25,6 @@ PARTITIONS_MAX: Final = 8
 """Number of partitions whose first record is looked at. Any one with headers is enough."""
 _LIMIT_S: Final = 10.0
 _POLL_MS: Final = 2_000
-_GRACE_S: Final = 5.0
 
 
 async def find_open_headers_async(config: Mapping[str, object], transactional_id: str) -> Headers:
@@ -46,7 +45,7 @@ def find_open_headers(config: Mapping[str, object], transactional_id: str) -> He
     """Do the same for a blocking writer."""
     try:
         coroutine = find_open_headers_async(config, transactional_id)
-        return engine_thread().run(coroutine, _LIMIT_S + _GRACE_S, "find the trace of a transaction")
+        return engine_thread().run(coroutine, _LIMIT_S, "find the trace of a transaction")
     except Exception as exc:
         _log.info("%s: the trace of its open transaction is not linked: %s", transactional_id, exc)
         return ()

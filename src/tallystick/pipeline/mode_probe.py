@@ -35,7 +35,7 @@ def _probe_cluster(
     try:
         offer = engine.run(
             TxnRequestSender(cluster, name, _PROBE_TIMEOUT_MS).fetch_capabilities(),
-            _PROBE_TIMEOUT_MS / 1000 + 5,
+            _PROBE_TIMEOUT_MS / 1000,
             "ask for modes",
         )
     finally:

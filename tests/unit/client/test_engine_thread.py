@@ -73,7 +73,16 @@ def test_a_started_call_is_waited_for_as_often_as_one_likes() -> None:
             failing.wait(10)
 
 
-def test_a_started_call_goes_on_when_a_wait_for_it_ends() -> None:
+def test_a_busy_engine_thread_is_waited_for_beyond_the_limit_of_a_call() -> None:
+    """[CLI-2] The limit is of the coroutine, which has not even begun while another one keeps the thread."""
+    engine = engine_thread()
+    released = threading.Event()
+    engine.call_soon(released.wait)
+    threading.Timer(0.05, released.set).start()
+    assert engine.run(value(7), 0, "value") == 7
+
+
+def test_a_started_call_goes_on_when_a_wait_for_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """[CLI-2] Its limit ends a wait alone."""
     engine = engine_thread()
     done = engine.call(asyncio.Event, "Event")
@@ -83,8 +92,10 @@ def test_a_started_call_goes_on_when_a_wait_for_it_ends() -> None:
         return 7
 
     started = engine.start(wait_for_event(), "waiting")
-    with pytest.raises(TimedOut, match="engine thread = 50 ms") as late:
-        started.wait(0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_grace_s", 0.0)
+        with pytest.raises(TimedOut, match="engine thread = 50 ms") as late:
+            started.wait(0.05)
     assert late.value.effect is Effect.UNKNOWN
     assert not started.is_done
     engine.call(done.set, "set")
@@ -100,8 +111,9 @@ def test_a_started_call_is_not_waited_for_on_the_engine_thread() -> None:
     assert started.wait(10) == 7
 
 
-def test_a_wait_ends_and_its_outcome_is_unknown() -> None:
+def test_a_wait_ends_and_its_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """[CLI-2]"""
+    monkeypatch.setattr(engine_thread(), "_grace_s", 0.0)
     with pytest.raises(TimedOut, match="engine thread = 50 ms") as late:
         engine_thread().run(never(), 0.05, "never")
     assert late.value.effect is Effect.UNKNOWN

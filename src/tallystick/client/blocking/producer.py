@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 
 from tallystick.client import tracing
 from tallystick.client.aio import producer as aio
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
 
 T = TypeVar("T")
-
-_CALL_GRACE_S: Final = 5.0
 
 
 class Producer(Generic[K, V]):
@@ -71,8 +69,8 @@ class Producer(Generic[K, V]):
         self._append, self._extend = self._async_producer.append, self._async_producer.extend
         settings = self._async_producer.config
         self._client_id = settings.client.client_id
-        self._block_timeout_s = settings.max_block_ms / 1000 + _CALL_GRACE_S
-        self._flush_timeout_s = 2 * settings.delivery_timeout_ms / 1000 + _CALL_GRACE_S
+        self._block_timeout_s = settings.max_block_ms / 1000
+        self._flush_timeout_s = 2 * settings.delivery_timeout_ms / 1000
         # A flush, and as many requests as a transactional call makes, each within max.block.ms.
         self._txn_timeout_s = self._flush_timeout_s + 8 * self._block_timeout_s
         self._txn_calls = TransactionalCalls(self._thread, self._txn_timeout_s)
@@ -214,7 +212,7 @@ class Producer(Generic[K, V]):
             timeout_s: seconds; by default `delivery.timeout.ms` ends the wait, as it ends every record.
         Raises: TimedOut after `timeout_s`: the rest stays in flight.
         """
-        limit_s = self._flush_timeout_s if timeout_s is None else timeout_s + _CALL_GRACE_S
+        limit_s = self._flush_timeout_s if timeout_s is None else timeout_s
         self._thread.run(self._async_producer.flush(timeout_s), limit_s, "flush")
 
     # ------------------------------------------------------------------------- transactions
@@ -370,9 +368,7 @@ class Producer(Generic[K, V]):
             abort: False leaves an open transaction to the next initialisation of the id, too.
         """
         if self._is_open:
-            self._thread.run(
-                self._async_producer.close(timeout_s, abort=abort), timeout_s + _CALL_GRACE_S, "close"
-            )
+            self._thread.run(self._async_producer.close(timeout_s, abort=abort), timeout_s, "close")
             self._is_open = False
             self._thread.unregister(self)
 

@@ -2,14 +2,12 @@
 
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from tallystick.client.blocking.thread import EngineThread
 from tallystick.client.errors import IllegalState
 
 T = TypeVar("T")
-
-_CALL_GRACE_S: Final = 5.0
 
 
 class SingleUserCalls:
@@ -37,10 +35,10 @@ class SingleUserCalls:
         """Run a coroutine on the engine thread, and return its result.
 
         Args:
-            timeout_s: limit, with some grace, after which the call is given up; None for the default.
+            timeout_s: limit, soon after which the call is given up; None for the default.
             on_lost_result: called with a result that an interrupt keeps from being returned.
         """
-        limit_s = (self._default_timeout_s if timeout_s is None else timeout_s) + _CALL_GRACE_S
+        limit_s = self._default_timeout_s if timeout_s is None else timeout_s
         try:
             self._acquire(doing)
         except IllegalState:

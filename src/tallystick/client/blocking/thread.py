@@ -9,11 +9,12 @@ fork. It is not opened again, since it would use its parent's producer id, send 
 time, and share sockets with it [CLI-61]. At the interpreter's exit clients that are still open are closed,
 all of them within EXIT_TIMEOUT_S, and the thread ends.
 
-Waiting. Every wait has a limit [CLI-2]. Most coroutines have a limit of their own with a better name; the
-one given here is the last resort. An interrupted wait (Ctrl-C) cancels its coroutine, so that nothing happens
-unnoticed. If the answer arrived together with the interrupt, there is nothing to cancel: the client gets the
-answer through `unheard`, and returns it when the same call is repeated [CLI-67]. An interrupted commit is in
-doubt, or done, and continues when it is called again.
+Waiting. Every wait has a limit [CLI-2]. Coroutines end by their own limits, whose errors say more; a wait
+ends _CALL_GRACE_S later, as a last resort: the thread may be busy, and so may the machine. An interrupted
+wait (Ctrl-C) cancels its coroutine, so that nothing happens unnoticed. If the answer arrived together with
+the interrupt, there is nothing to cancel: the client gets the answer through `unheard`, and returns it when
+the same call is repeated [CLI-67]. An interrupted commit is in doubt, or done, and continues when it is
+called again.
 
 Callbacks of the caller, such as those of a rebalance, run in its thread while it waits: `run_in_caller`.
 A call from the engine thread would wait for itself, and is refused [CLI-60].
@@ -47,7 +48,8 @@ T = TypeVar("T")
 
 EXIT_TIMEOUT_S: Final = 2.0
 """Longest time that the interpreter's exit waits for clients that are still open."""
-_CALL_GRACE_S: Final = 5.0
+_CALL_GRACE_S: Final = 10.0
+_EXIT_GRACE_S: Final = 0.1
 # A signal that comes just before a thread blocks does not end the wait, and is handled when that has ended.
 _SIGNAL_CHECK_S: Final = 0.5
 _START_TIMEOUT_S: Final = 30.0
@@ -137,6 +139,7 @@ class EngineThread:
 
     def __init__(self) -> None:
         self.is_forked = False
+        self._grace_s = _CALL_GRACE_S
         self._clients: WeakSet[ThreadClient] = WeakSet()
         self._calls: WeakSet[_ThreadCall[object]] = WeakSet()
         self._closing_tasks: set[asyncio.Task[None]] = set()
@@ -172,11 +175,13 @@ class EngineThread:
         """Run a coroutine on the loop and wait for its result.
 
         Args:
-            limit_s: the last resort; the callback time of `run_in_caller` is not counted.
+            limit_s: longest time that the coroutine takes by its own limits, without the callbacks of
+                `run_in_caller`.
             description: named in errors.
             unheard: called, in this thread, with the result if the caller misses it because of an interrupt.
         Raises: the error of the coroutine; IllegalState on the engine thread itself and in a forked child;
-            Closed when the thread has ended; TimedOut after `limit_s`, with an unknown effect.
+            Closed when the thread has ended; TimedOut if the thread has not answered _CALL_GRACE_S after
+            `limit_s`, with an unknown effect.
         """
         call = _ThreadCall[T](description)
         try:
@@ -218,7 +223,7 @@ class EngineThread:
         async def once() -> T:
             return function()
 
-        return self.run(once(), _CALL_GRACE_S, doing)
+        return self.run(once(), 0, doing)
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call a function on the loop without waiting for it; from any thread and any signal handler.
@@ -248,8 +253,9 @@ class EngineThread:
         self._clients.discard(client)
 
     def shut_down(self, limit_s: float) -> None:
-        """Close the open clients and the thread. Takes at most `limit_s`; never raises [CLI-63]."""
+        """Close the open clients and the thread. Takes little more than `limit_s`; never raises [CLI-63]."""
         until = monotonic() + limit_s
+        self._grace_s = _EXIT_GRACE_S
         for client in list(self._clients):
             with suppress(Exception):  # at exit, no caller is left to handle it
                 client.close(timeout_s=max(until - monotonic(), 0))
@@ -257,7 +263,7 @@ class EngineThread:
             self._loop.call_soon_threadsafe(self._stop_event.set)
         except RuntimeError:
             return
-        self._thread.join(max(until - monotonic(), 0.1))
+        self._thread.join(max(until - monotonic(), _EXIT_GRACE_S))
 
     def mark_forked(self) -> list[object]:
         """Mark the thread as the parent's, in a forked child.
@@ -306,7 +312,7 @@ class EngineThread:
         return call.get_result()
 
     def _wait(self, call: _ThreadCall[T], limit_s: float) -> None:
-        until = monotonic() + limit_s
+        until = monotonic() + limit_s + self._grace_s
         while True:
             left_s = until - monotonic()
             try:
@@ -341,7 +347,7 @@ class EngineThread:
         self.call_soon(lambda: call.cancel_unbegun(coroutine))
         with suppress(Empty):
             while not call.is_done:
-                call.callbacks.get(timeout=_CALL_GRACE_S)
+                call.callbacks.get(timeout=self._grace_s)
         if call.is_done and call.error is None and unheard is not None:
             unheard(cast(T, call.result))
 

@@ -173,7 +173,7 @@ class SinkContext:
         return self.run(self.participants.owns_prefix(owner), "look at the coordinator")
 
     def run(self, coroutine: Coroutine[object, object, T], doing: str) -> T:
-        limit_s = _REQUESTS_MAX * self._config.max_block_ms / 1000 + _CLOSE_TIMEOUT_S
+        limit_s = _REQUESTS_MAX * self._config.max_block_ms / 1000
         return self._engine.run(coroutine, limit_s, f"{doing} for {self.options.prefix!r}")
 
     def close(self) -> None:
