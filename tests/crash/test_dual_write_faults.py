@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.dual_world import World, new_name
+from tests.support.effort import LONG
 from tests.support.servers import PostgreSQL, running
 
 from tallystick.dualwrite import DualWriter, Fenced, Finding, NotRecovered, Report, SqlStore
@@ -338,7 +339,7 @@ def test_both_are_gone_at_the_commit(server: PostgreSQL, mortal: EmbeddedBroker,
 # ---- two writers of one id
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES if LONG else MODES[:1])
 @pytest.mark.parametrize("step", [*RECOVERY, *PAYMENT])
 def test_the_old_writer_resumes_when_the_new_one_has_recovered(
     server: PostgreSQL, broker: EmbeddedBroker, step: str, mode: str

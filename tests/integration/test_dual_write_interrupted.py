@@ -12,6 +12,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import StatementError
 from sqlalchemy.pool import NullPool
 from tests.support.dual_world import MakeWorld, World, Writer, worlds
+from tests.support.effort import long_form
 from tests.support.raw_producer import committed_values
 
 import tallystick.dualwrite
@@ -85,8 +86,8 @@ def pay(world: World, writer: Writer, n: int, strike: Strike) -> None:
     [
         (TimeIsUp, False, "committed"),
         (TimeIsUp, False, "decided"),
-        pytest.param(KeyboardInterrupt, False, "committed", marks=pytest.mark.slow),
-        pytest.param(KeyboardInterrupt, False, "decided", marks=pytest.mark.slow),
+        pytest.param(KeyboardInterrupt, False, "committed", marks=[pytest.mark.slow, long_form]),
+        pytest.param(KeyboardInterrupt, False, "decided", marks=[pytest.mark.slow, long_form]),
         pytest.param(TimeIsUp, True, "committed", marks=pytest.mark.slow),
         pytest.param(TimeIsUp, True, "decided", marks=pytest.mark.slow),
     ],

@@ -20,6 +20,7 @@ from tests.support.dual_world import (
     World,
     worlds,
 )
+from tests.support.effort import LONG
 from tests.support.raw_producer import committed_values, make_topic
 from tests.support.servers import PostgreSQL
 
@@ -108,6 +109,7 @@ def strikes(run: Callable[[Crash], bool]) -> int:
 
 slow = pytest.mark.slow
 EVERY_MODE = [Mode.TWO_PHASE, pytest.param(Mode.KEEP, marks=slow), pytest.param(Mode.RESUME, marks=slow)]
+EVERY_MODE_IF_LONG = EVERY_MODE if LONG else EVERY_MODE[:1]
 
 
 @pytest.mark.parametrize("mode", EVERY_MODE)
@@ -118,7 +120,7 @@ def test_both_sides_agree_after_a_crash_at_any_step(sqlite_world: MakeWorld, mod
     ) + 2 * len(PAYMENT)
 
 
-@pytest.mark.parametrize("mode", EVERY_MODE)
+@pytest.mark.parametrize("mode", EVERY_MODE_IF_LONG)
 def test_both_sides_agree_after_a_crash_at_any_step_beside_the_end(
     sqlite_world: MakeWorld, mode: Mode
 ) -> None:
@@ -133,7 +135,7 @@ def test_both_sides_agree_after_a_crash_at_any_step_on_postgresql(postgresql_wor
     assert strikes(lambda crash: story(postgresql_world(), crash, Crash())) > len(RECOVERY) + 2 * len(PAYMENT)
 
 
-@pytest.mark.parametrize("mode", EVERY_MODE)
+@pytest.mark.parametrize("mode", EVERY_MODE_IF_LONG)
 @pytest.mark.parametrize("step", ["prepare", "commit database", "commit"])
 def test_both_sides_agree_after_a_crash_in_recovery(sqlite_world: MakeWorld, mode: Mode, step: str) -> None:
     """[DW-5] Recovery itself is ended after each of its steps, whatever it had to do."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.effort import LONG
 from tests.support.lake_tables import PLACES, PREFIX, Place, read_ids, write_files
 
 from tallystick.kernel.errors import InDoubt
@@ -285,10 +286,7 @@ def append_others(place: Place) -> None:
 @pytest.mark.parametrize(
     "acts",
     [
-        ["append"],
-        ["tidy"],
-        ["append", "compact"],
-        ["append", "compact", "tidy"],
+        *([["append"], ["tidy"], ["append", "compact"], ["append", "compact", "tidy"]] if LONG else []),
         ["append", "tidy", "append", "compact", "append", "tidy"],
     ],
     ids=" ".join,

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tallystick.kernel.check import require
 from tallystick.kernel.value import Value
 from tallystick.lake.errors import SchemaDiffers
 from tallystick.lake.names import format_data_file_name
@@ -145,8 +146,7 @@ class DataFileWriter:
         if file.writer is None:
             self._close_largest()
             self._open(file, table.schema)
-        writer = file.writer
-        assert writer is not None
+        writer = require(file.writer, "a file with a row group has a writer")
         writer.write_table(table, row_group_size=table.num_rows)
         self._buffered_bytes -= file.waiting_bytes
         file.batches, file.waiting_bytes = [], 0

@@ -8,6 +8,7 @@ from tallystick.client.config import Address
 from tallystick.client.net.login_exchange import LoginExchange, LoginRequest
 from tallystick.client.net.tokens import TokenSource
 from tallystick.client.security_config import SecurityConfig
+from tallystick.kernel.check import require
 from tallystick.security.sasl.client_mechanisms import create_sasl_client
 from tallystick.security.sasl.oauthbearer import OAUTHBEARER
 from tallystick.security.sasl.scram import SCRAM_MECHANISMS
@@ -40,8 +41,7 @@ class ClientSecurity:
         Returns: how long the login lasts in milliseconds, 0 for as long as the connection.
         Raises: AuthenticationFailed, and errors of `send`.
         """
-        login = self._login
-        assert login is not None
+        login = require(self._login, "only a client with SASL logs in")
         token = await self._tokens.get() if login.mechanism == OAUTHBEARER else None
         exchange = LoginExchange(create_sasl_client(login, self._salted_passwords, token), str(address))
         is_slow = login.mechanism in SCRAM_MECHANISMS
@@ -54,6 +54,4 @@ class ClientSecurity:
                 if is_slow
                 else exchange.handle_response(response)
             )
-        lifetime_ms = exchange.session_lifetime_ms
-        assert lifetime_ms is not None
-        return lifetime_ms
+        return require(exchange.session_lifetime_ms, "the last answer has the session's lifetime")

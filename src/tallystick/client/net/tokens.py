@@ -16,6 +16,7 @@ from tallystick.client.jitter import uniform
 from tallystick.client.net.bearer_token import BearerToken, read_expiry_ms
 from tallystick.client.net.token_endpoint import fetch_token
 from tallystick.client.security_config import TokenCallback
+from tallystick.kernel.check import require
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.secret import Secret
 from tallystick.security.sasl.settings import SaslSettings
@@ -60,8 +61,7 @@ class TokenSource:
                 if not self._is_valid(token):
                     raise
                 _log.warning("the token is not replaced, the old one is still used: %s", exc.what())
-                assert token is not None
-                return token.text
+                return require(token, "a valid token is there").text
             now_ms = self._clock.now_ms()
             if new_token.expires_at_ms is not None and new_token.expires_at_ms <= now_ms:
                 raise AuthenticationFailed(
@@ -84,8 +84,7 @@ class TokenSource:
     async def _fetch(self) -> BearerToken:
         if self._callback is not None:
             return await _call_token_callback(self._callback)
-        credentials = self._settings.login.credentials
-        assert credentials is not None
+        credentials = require(self._settings.login.credentials, "tokens are called for or fetched")
         return await fetch_token(credentials, self._settings, self._clock)
 
 

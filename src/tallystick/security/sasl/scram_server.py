@@ -7,6 +7,7 @@ with a wrong password: the first answer must not tell which names exist. (Kafka 
 from collections.abc import Callable
 from hmac import compare_digest
 
+from tallystick.kernel.check import require
 from tallystick.security.sasl.mechanism import (
     SaslAuthenticationFailed,
     describe_bad_credentials,
@@ -98,8 +99,7 @@ class ScramServer:
     def _finish(self, first: ClientFirst, token: bytes) -> bytes:
         self._is_spent = True
         final = parse_client_final(token)
-        credential, mechanism = self._credential, self._mechanism
-        assert credential is not None
+        credential, mechanism = require(self._credential, "set with the first message"), self._mechanism
         # RFC 5802, section 5.1: "The server MUST verify that the nonce sent by the client in the second
         # message is the same as the one sent by the server in its first message." Kafka did not:
         # CVE-2024-56128.
