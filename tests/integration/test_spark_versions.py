@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from deltalake import DeltaTable
 from tests.support.reading import committed_records
 from tests.support.spark_versions_child import ROWS, ROWS_A_BATCH
 from tools.servers.pyspark_versions import VERSIONS, find_folder
@@ -26,7 +27,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
 
 ALL = (*VERSIONS, pyspark.__version__)
 PARTITIONS = 2
-WRITERS = ["FOREACH_BATCH", "FOREACH_BATCH_WITH_TABLE", "STREAM_WRITE"]
+WRITERS = [
+    "FOREACH_BATCH",
+    "FOREACH_BATCH_WITH_TABLE",
+    "FOREACH_BATCH_WITH_LAKE",
+    "STREAM_WRITE",
+    "STREAM_WRITE_WITH_LAKE",
+]
 
 
 class Driver:
@@ -75,7 +82,7 @@ def _read_topic(broker: EmbeddedBroker) -> list[str]:
 @pytest.mark.parametrize("version", ALL)
 @pytest.mark.parametrize("use", WRITERS)
 def test_a_killed_driver_writes_every_row_once(version: str, use: str, tmp_path: Path) -> None:
-    feature = SparkFeature["FOREACH_BATCH" if use.startswith("FOREACH") else use]
+    feature = SparkFeature[use.partition("_WITH_")[0]]
     if not has_feature(feature, version):
         pytest.skip("refused: test_what_a_version_lacks_is_refused")
     with EmbeddedBroker() as broker:
@@ -91,6 +98,9 @@ def test_a_killed_driver_writes_every_row_once(version: str, use: str, tmp_path:
     if use == "FOREACH_BATCH_WITH_TABLE":
         with sqlite3.connect(tmp_path / "rows.db") as database:
             assert sorted(row for (row,) in database.execute("SELECT value FROM out")) == sorted(ROWS)
+    if use.endswith("_WITH_LAKE"):
+        table = DeltaTable(f"{tmp_path}/rows-table").to_pyarrow_table()
+        assert sorted(table["value"].to_pylist()) == sorted(ROWS)
 
 
 @pytest.mark.parametrize("version", ALL)

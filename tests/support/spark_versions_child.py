@@ -5,7 +5,9 @@ import sqlite3
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pyspark
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
@@ -39,6 +41,16 @@ def _read_rows(spark: SparkSession, folder: Path) -> DataFrame:
     return spark.readStream.option("maxFilesPerTrigger", 1).text(str(files))
 
 
+def lake_table(folder: Path) -> str:
+    """Return the lake table of a run, as users name it."""
+    return f"delta:{folder}/rows-table"
+
+
+def create_lake_table(folder: Path) -> None:
+    schema = pa.schema([("value", pa.string())])
+    DeltaTable.create(f"{folder}/rows-table", schema, mode="ignore")
+
+
 def _run(writer: DataStreamWriter, folder: Path) -> None:
     checkpoint = str(folder / "checkpoint")
     writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
@@ -62,6 +74,12 @@ def main(bootstrap: str, use: str, folder: Path) -> None:
             sink, to_topic("out", value="value"), to_table("out", columns=["value"]), database=url
         )
         _run(_read_rows(spark, folder).writeStream.foreachBatch(both), folder)
+    elif use == "FOREACH_BATCH_WITH_LAKE":
+        create_lake_table(folder)
+        both = foreach_batch(
+            sink, to_topic("out", value="value"), to_table(lake_table(folder), columns=["value"])
+        )
+        _run(_read_rows(spark, folder).writeStream.foreachBatch(both), folder)
     else:
         register(spark)
         if use == "BATCH_WRITE":
@@ -70,6 +88,13 @@ def main(bootstrap: str, use: str, folder: Path) -> None:
         elif use == "STREAM_WRITE":
             rows = _read_rows(spark, folder)
             _run(rows.writeStream.format("tallystick").options(**sink, topic="out"), folder)
+        elif use == "STREAM_WRITE_WITH_LAKE":
+            create_lake_table(folder)
+            rows = _read_rows(spark, folder).selectExpr("value", "struct(value) AS row")
+            both = rows.writeStream.format("tallystick").options(
+                **sink, topic="out", table=lake_table(folder)
+            )
+            _run(both, folder)
         elif use == "BATCH_READ":
             frame = spark.read.format("tallystick").options(**kafka, subscribe="in").load()
             _note(frame, folder)
