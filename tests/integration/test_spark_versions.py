@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from tests.support.reading import committed_records
 from tests.support.spark_versions_child import ROWS, ROWS_A_BATCH
+from tools.servers import delta_spark
 from tools.servers.pyspark_versions import VERSIONS, find_folder
 
 import tallystick
@@ -103,6 +104,26 @@ def test_a_killed_driver_writes_every_row_once(version: str, use: str, tmp_path:
         assert sorted(table["value"].to_pylist()) == sorted(ROWS)
 
 
+def test_delta_spark_reads_and_changes_the_table_that_a_query_writes(tmp_path: Path) -> None:
+    """[LAK-1] [LAK-2] Made, appended to, compacted and updated by it; named as in Spark's catalog."""
+    version = next(each for each in ALL if each.startswith(delta_spark.SPARK))
+    if (lack := delta_spark.JARS.find_missing()) is not None:
+        pytest.skip(lack)
+    with EmbeddedBroker() as broker:
+        driver = Driver(version, tmp_path, broker)
+        first = driver.start("DELTA_SPARK")
+        eventually(
+            lambda: first.poll() is not None or len(_read_topic(broker)) >= ROWS_A_BATCH, deadline_s=200
+        )
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+        assert driver.run("DELTA_SPARK") == 0, driver.log[-3000:]
+        assert sorted(_read_topic(broker)) == sorted(ROWS)
+    wanted = sorted([*ROWS, "changed"])
+    assert sorted((tmp_path / "read").read_text().splitlines()) == wanted
+    assert sorted(DeltaTable(f"{tmp_path}/rows table").to_pyarrow_table()["value"].to_pylist()) == wanted
+
+
 @pytest.mark.parametrize("version", ALL)
 def test_a_batch_is_written_once(version: str, tmp_path: Path) -> None:
     if not has_feature(SparkFeature.BATCH_WRITE, version):
@@ -136,7 +157,8 @@ def test_what_a_version_lacks_is_refused(version: str, feature: SparkFeature, tm
     with EmbeddedBroker() as broker:
         driver = Driver(version, tmp_path, broker)
         assert driver.run(feature.name) != 0
-        since = SparkFeature.BATCH_READ.since if version.startswith("3.") else feature.since
+        is_format = feature is not SparkFeature.REGISTER_SERIALIZER
+        since = SparkFeature.BATCH_READ.since if is_format and version.startswith("3.") else feature.since
         needed = ".".join(map(str, since))
         assert f"needs PySpark {needed} or later, and this is {version}." in driver.log
         assert _read_topic(broker) == []

@@ -10,8 +10,9 @@ import pyspark
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
+from tools.servers.delta_spark import build_session_settings
 
-from tallystick.spark import foreach_batch, register, to_table, to_topic
+from tallystick.spark import foreach_batch, register, register_serializer, to_table, to_topic
 from tallystick.spark.runtime.java import find_java_home
 from tallystick.spark.sink.foreach_topic import foreach_batch as foreach_topic
 
@@ -20,12 +21,12 @@ ROWS_A_BATCH = 50
 ROWS = [f"row-{number}" for number in range(BATCHES * ROWS_A_BATCH)]
 
 
-def _start_spark(folder: Path) -> SparkSession:
+def _start_spark(folder: Path, settings: dict[str, str]) -> SparkSession:
     os.environ["JAVA_HOME"] = str(find_java_home())
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.local.dir", str(folder / "local")).getOrCreate()
+    spark = builder.config(map={"spark.local.dir": str(folder / "local"), **settings}).getOrCreate()
     assert spark.version == pyspark.__version__, "a Spark of another version"
     return spark
 
@@ -56,9 +57,29 @@ def _run(writer: DataStreamWriter, folder: Path) -> None:
     writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
 
 
+def run_beside_delta_spark(spark: SparkSession, sink: dict[str, str], folder: Path) -> None:
+    """Write to a table by its name in Spark's catalog; Delta's library makes, changes and reads it."""
+    properties = "TBLPROPERTIES (delta.checkpointInterval = 2)"
+    is_new = not (folder / "rows table").exists()
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS rows (value STRING) USING delta LOCATION '{folder}/rows table'"
+        + (f" {properties}" if is_new else "")
+    )
+    if not is_new:  # a driver was killed
+        spark.sql("INSERT INTO rows VALUES ('of another')")
+        spark.sql("OPTIMIZE rows")
+    both = foreach_batch(
+        sink, to_topic("out", value="value"), to_table("delta:spark_catalog.default.rows", columns=["value"])
+    )
+    _run(_read_rows(spark, folder).writeStream.foreachBatch(both), folder)
+    spark.sql("UPDATE rows SET value = 'changed' WHERE value = 'of another'")
+    with (folder / "read").open("a") as file:
+        file.writelines(f"{row.value}\n" for row in spark.table("rows").collect())
+
+
 def main(bootstrap: str, use: str, folder: Path) -> None:
     """Run it. What it reads ends up in FOLDER/read, a line for each row."""
-    spark = _start_spark(folder)
+    spark = _start_spark(folder, build_session_settings() if use == "DELTA_SPARK" else {})
     kafka = {"kafka.bootstrap.servers": bootstrap}
     sink = {**kafka, "transactional.id.prefix": use.lower()}
     if use == "FOREACH_BATCH":
@@ -74,6 +95,10 @@ def main(bootstrap: str, use: str, folder: Path) -> None:
             sink, to_topic("out", value="value"), to_table("out", columns=["value"]), database=url
         )
         _run(_read_rows(spark, folder).writeStream.foreachBatch(both), folder)
+    elif use == "REGISTER_SERIALIZER":
+        register_serializer(spark, "encode", {}, topic="out")
+    elif use == "DELTA_SPARK":
+        run_beside_delta_spark(spark, sink, folder)
     elif use == "FOREACH_BATCH_WITH_LAKE":
         create_lake_table(folder)
         both = foreach_batch(

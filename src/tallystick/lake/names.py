@@ -1,6 +1,7 @@
 """Names around a lake table: its URL, the key of a writer in its log, and its data files. Pure.
 
     delta:/lake/delays                    the URL of a table: its format, and its place
+    delta:sales.delays                    the same by its name in Spark's catalog, which `look_up_table` asks
     iceberg:lake.flights.delays           the same of Iceberg: its catalog, its namespace, and its name
     tallystick:pipeline.flights/database  the application id of a key in Delta's log, in Iceberg its tag: of a
                                           query's prefix
@@ -22,6 +23,7 @@ from tallystick.kernel.value import Value
 
 FORMATS: Final = ("delta", "iceberg")
 
+_CATALOG_NAME: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
 _APPLICATION_PREFIX: Final = "tallystick:"
 _WRITER_PREFIX: Final = "dual-write:"
 _ICEBERG_PARTS_MIN: Final = 3
@@ -71,7 +73,12 @@ class TableUrl(Value):
     @property
     def is_path(self) -> bool:
         """True if the place is a path, which may be relative."""
-        return self.format == "delta" and "://" not in self.place
+        return self.format == "delta" and "://" not in self.place and not self.is_catalog_name
+
+    @property
+    def is_catalog_name(self) -> bool:
+        """True if the place is a name in Spark's catalog: schema and table, after a catalog or without."""
+        return self.format == "delta" and _CATALOG_NAME.fullmatch(self.place) is not None
 
     @property
     def is_in_object_store(self) -> bool:
@@ -84,6 +91,12 @@ class TableUrl(Value):
 def is_table_url(text: str) -> bool:
     """Return whether a name of a table is the URL of a lake table."""
     return text.partition(":")[0] in FORMATS and ":" in text
+
+
+def is_catalog_url(text: str) -> bool:
+    """Return whether a table is named as in Spark's catalog, like `delta:sales.delays`."""
+    kind, _, place = text.partition(":")
+    return TableUrl(kind, place).is_catalog_name
 
 
 def parse_table_url(text: str) -> TableUrl:
@@ -106,6 +119,11 @@ def find_url_problem(text: str) -> str | None:
         url = parse_table_url(text)
     except BadConfig as exc:
         return str(exc)
+    if url.is_catalog_name:
+        return (
+            f"table {text}: is a name in Spark's catalog, which only a running query asks. Give the "
+            f"table's path; a relative one is delta:./{url.place}"
+        )
     if "://" in url.folder and not url.is_in_object_store:
         return (
             f"table {text}: must be in a folder that all its writers share, or in an object store "

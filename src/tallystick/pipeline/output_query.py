@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 from tallystick.pipeline.clients import build_sink_options, settings_of_role
 from tallystick.pipeline.definition import (
     Definition,
@@ -37,6 +37,7 @@ from tallystick.spark.options.sinks import (
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.sink.context import SinkContext
 from tallystick.spark.sink.foreach_batch import foreach_batch
+from tallystick.spark.sink.lake_batch import look_up_table
 from tallystick.spark.sink.stores import open_store_context
 
 _DEAD_LETTER_COLUMN = "_dead_letter"
@@ -90,6 +91,24 @@ def start_query(
     if how.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=definition.trigger or "0 seconds").start()
+
+
+def look_up_tables(spark: SparkSession, definition: Definition) -> Definition:
+    """Return the definition with the paths of lake tables that it names as Spark's catalog does.
+
+    Raises: UnusableTable.
+    """
+
+    def look_up(sink: SinkDefinition) -> SinkDefinition:
+        return replace(sink, table=look_up_table(spark, sink.table)) if isinstance(sink, TableSink) else sink
+
+    return replace(
+        definition,
+        outputs=tuple(
+            replace(output, sinks=tuple(look_up(sink) for sink in output.sinks))
+            for output in definition.outputs
+        ),
+    )
 
 
 def resume_options(definition: Definition, output: OutputDefinition) -> dict[str, str]:

@@ -29,7 +29,13 @@ from tallystick.pipeline.definition import (
     OwnBrokerDefinition,
     checkpoint_location,
 )
-from tallystick.pipeline.output_query import StartOptions, open_sink_context, resume_options, start_query
+from tallystick.pipeline.output_query import (
+    StartOptions,
+    look_up_tables,
+    open_sink_context,
+    resume_options,
+    start_query,
+)
 from tallystick.pipeline.progress import Progress, parse_progress
 from tallystick.pipeline.status import DecisionWatch
 from tallystick.pipeline.views import declare_views
@@ -60,7 +66,7 @@ class Running:
             spark: a session owned by the caller; without it one is started with the pipeline's settings.
         Raises: BadConfig, NoJava, BrokerDidNotStart, client errors; nothing is left running then.
         """
-        self.definition = definition
+        self.definition = definition  # with the names of tables that Spark's catalog has, until it is there
         self.queries: dict[str, StreamingQuery] = {}
         self._last_timestamps: dict[str, str] = {}
         with ExitStack() as stack:
@@ -72,6 +78,7 @@ class Running:
                 check_checkpoints(definition)
             self._spark = spark or _start_session(stack, definition)
             register(self._spark)
+            self.definition = definition = look_up_tables(self._spark, definition)
             if how.on_new_prefix is NewPrefix.REFUSE:
                 check_checkpoints(definition)  # those that only Spark can read
             declare_views(self._spark, definition, self.client)

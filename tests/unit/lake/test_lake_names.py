@@ -14,6 +14,7 @@ from tallystick.lake.names import (
     format_application_id,
     format_data_file_name,
     format_writer_key,
+    is_catalog_url,
     is_table_url,
     parse_application_id,
     parse_data_file_name,
@@ -41,6 +42,29 @@ def test_places_that_cannot_be_written() -> None:
     assert find_url_problem("delta:s3://bucket/delays") is None
     assert "or in an object store (s3://" in str(find_url_problem("delta:hdfs://name/delays"))
     assert "is not the URL of a lake table" in str(find_url_problem("delta:"))
+
+
+@pytest.mark.parametrize("place", ["sales.delays", "spark_catalog.default.delays"])
+def test_a_name_in_sparks_catalog(place: str) -> None:
+    url = parse_table_url(f"delta:{place}")
+    assert (url.is_catalog_name, url.is_path) == (True, False)
+    assert f"a relative one is delta:./{place}" in str(find_url_problem(str(url)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "delta:delays",
+        "delta:./a.b",
+        "delta:a.b/c",
+        "delta:/a.b",
+        "delta:a.b.c.d",
+        "delta:a.2",
+        "iceberg:a.b.c",
+    ],
+)
+def test_what_is_no_name_in_sparks_catalog(text: str) -> None:
+    assert not is_catalog_url(text)
 
 
 @pytest.mark.parametrize("text", ["delta:", "hudi:/a", "delays", ""])

@@ -25,6 +25,11 @@ ROWS = StructType([StructField("id", StringType()), StructField("batch", Integer
 RECORDS = StructType([StructField("value", StringType()), StructField("row", ROWS)])
 
 
+def test_a_data_source_has_no_catalog_to_ask() -> None:
+    with pytest.raises(BadConfig, match=r"delta:sales\.delays: is a name in Spark's catalog"):
+        parse_sink_options({**TABLE, "table": "delta:sales.delays"}, QueryType.STREAM)
+
+
 # ------------------------------------------------------------------------------------------------ hashes
 
 

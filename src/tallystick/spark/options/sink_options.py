@@ -12,7 +12,7 @@ from tallystick.client.kafka_names import ClientSettings
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
-from tallystick.lake.names import StorageOptions
+from tallystick.lake.names import StorageOptions, find_url_problem
 from tallystick.spark.options.format_options import FormatOptions, parse_format_options
 from tallystick.spark.options.option_table import (
     DECISIONS_TOPIC,
@@ -176,6 +176,8 @@ def _parse_table(texts: Mapping[str, str], problems: list[str]) -> ToTable | Non
         )
     else:
         problems += find_sink_problems((table,), None)
+        if table.has_catalog_name:  # a data source has no session to ask
+            problems.append(str(find_url_problem(table.table)))
     return table
 
 

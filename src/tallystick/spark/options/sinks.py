@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from tallystick.kernel.value import Value
-from tallystick.lake.names import NO_OPTIONS, StorageOptions, find_url_problem, is_table_url
+from tallystick.lake.names import NO_OPTIONS, StorageOptions, find_url_problem, is_catalog_url, is_table_url
 
 WriteMode = Literal["append", "upsert"]
 _WRITE_MODES: Final = ("append", "upsert")
@@ -49,6 +49,11 @@ class ToTable(Value, kw_only=True):
     def is_lake_table(self) -> bool:
         """True for a table that is a URL, like `delta:/lake/delays`: its commit is the decision."""
         return is_table_url(self.table)
+
+    @property
+    def has_catalog_name(self) -> bool:
+        """True for `delta:sales.delays`, a table that Spark's catalog knows the path of."""
+        return is_catalog_url(self.table)
 
     @property
     def schema(self) -> str | None:
@@ -101,9 +106,9 @@ def to_table(
     """Write rows to an existing table: of the database, or of a lake.
 
     Args:
-        table: its name, or `schema.name`; or the URL of a lake table, like `delta:/lake/delays` or
-            `iceberg:catalog.namespace.delays`, whose commit then is the decision, so that the query has no
-            other table.
+        table: its name, or `schema.name`; or the URL of a lake table, like `delta:/lake/delays`,
+            `delta:schema.delays` (its name in Spark's catalog) or `iceberg:catalog.namespace.delays`, whose
+            commit then is the decision, so that the query has no other table.
         columns: the table's columns, each with its Spark SQL expression, or only the names if the batch has
             columns of those names; without it, every column of the batch.
         write: "append", or "upsert": a row whose keys are in the table replaces the row there.
@@ -172,9 +177,10 @@ def _find_lake_problems(tables: Sequence[ToTable], database: str | None) -> Iter
     if database is not None:
         yield "database: one place decides, and here it is the commit of the lake table: leave it out"
     for sink in tables:
-        problem = find_url_problem(sink.table) if sink.is_lake_table else None
-        if problem is not None:
-            yield problem
+        if sink.is_lake_table and not sink.has_catalog_name:
+            problem = find_url_problem(sink.table)
+            if problem is not None:
+                yield problem
     if len(tables) > 1:
         yield (
             f"tables {', '.join(sink.table for sink in tables)}: a batch is decided by the commit of one "

@@ -16,10 +16,12 @@ class SparkFeature(Enum):
     """A way to use tallystick from Spark, and the first version of PySpark that can.
 
     Source: PySpark's `pyspark.sql.datasource`: DataSourceReader since 4.0, DataSourceStreamArrowWriter since
-        4.1, read limits and Trigger.AvailableNow of streams (`pyspark.sql.streaming.datasource`) since 4.2.
+        4.1, read limits and Trigger.AvailableNow of streams (`pyspark.sql.streaming.datasource`) since 4.2;
+        `arrow_udf` since 4.1.
     """
 
     FOREACH_BATCH = "foreachBatch", (3, 5)
+    REGISTER_SERIALIZER = "register_serializer", (4, 1)
     BATCH_READ = "spark.read.format", (4, 0)
     BATCH_WRITE = "df.write.format", (4, 1)
     STREAM_WRITE = "df.writeStream.format", (4, 1)
@@ -40,6 +42,7 @@ _INSTEAD: Final = {
     SparkFeature.STREAM_READ: "Read with Spark's own format('kafka')",
     SparkFeature.BATCH_WRITE: "Write a stream with foreachBatch(tallystick.spark.foreach_batch(...))",
     SparkFeature.STREAM_WRITE: "Write with foreachBatch(tallystick.spark.foreach_batch(...))",
+    SparkFeature.REGISTER_SERIALIZER: "Encode the column in a mapInArrow of your own, or upgrade Spark",
     SparkFeature.FOREACH_BATCH: "Upgrade Spark",
 }
 
@@ -61,7 +64,7 @@ def check_feature(feature: SparkFeature, version: str) -> None:
     """Check that this version of PySpark can do it. Raises: UnsupportedSpark, with what to do instead."""
     if not has_feature(feature, version):
         major, minor = feature.since
-        call = feature.call if feature is SparkFeature.FOREACH_BATCH else f"{feature.call}('tallystick')"
+        call = f"{feature.call}('tallystick')" if feature.call.endswith(".format") else feature.call
         raise UnsupportedSpark(
             f"{call} needs PySpark {major}.{minor} or later, and this is {version}. {_INSTEAD[feature]}"
         )

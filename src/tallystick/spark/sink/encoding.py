@@ -8,11 +8,11 @@ another [SPK-30].
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.pandas.types import to_arrow_type
+import pyspark
+from pyspark.sql.pandas import functions
 from pyspark.sql.types import DataType, StructType
 
 from tallystick.kernel.settings import BadConfig
@@ -38,11 +38,11 @@ from tallystick.spark.checkpoint import keep_schema_id
 from tallystick.spark.options.format_options import FormatOptions, parse_format_options
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.errors import InvalidRows
+from tallystick.spark.runtime.arrow_types import to_arrow_type
+from tallystick.spark.runtime.versions import SparkFeature, check_feature
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_TIME_ZONE: Final = "UTC"
 
 
 class RecordEncoding(Value, kw_only=True):
@@ -90,7 +90,7 @@ def resolve_writer(place: SchemaPlace, field: FieldFormat, data_type: DataType) 
 
     Raises: SchemaError; BadConfig with all that does not fit; BadCheckpoint; MissingLibrary.
     """
-    column_type = to_arrow_type(data_type, timezone=_TIME_ZONE)
+    column_type = to_arrow_type(data_type)
     writer = _find_writer(place, field, column_type)
     problems = find_writing_problems(writer, column_type, field.field)
     if problems:
@@ -155,7 +155,11 @@ def _encode(encoder: ColumnEncoder, column: pa.Array, name: str) -> pa.Array:
 
 
 def build_serializer(writer: ResolvedSchema, field: str) -> Callable[..., Any]:
-    """Return a function of a column, for Spark's expressions, that returns the encoded column."""
+    """Return a function of a column, for Spark's expressions, that returns the encoded column.
+
+    Raises: UnsupportedSpark.
+    """
+    check_feature(SparkFeature.REGISTER_SERIALIZER, pyspark.__version__)
     encoders: list[ColumnEncoder] = []
 
     def serialize(column: pa.Array) -> pa.Array:
@@ -164,7 +168,7 @@ def build_serializer(writer: ResolvedSchema, field: str) -> Callable[..., Any]:
         return _encode(encoders[0], column, field)
 
     serialize.__annotations__ = {"column": pa.Array, "return": pa.Array}
-    function: Callable[..., Any] = arrow_udf(serialize, "binary")  # type: ignore[call-overload]
+    function: Callable[..., Any] = functions.arrow_udf(serialize, "binary")  # type: ignore[call-overload]
     return function
 
 
@@ -184,8 +188,9 @@ def register_serializer(
         options: those of the sink that concern formats; others are ignored.
         topic: the topic that the subject is named after.
         field: "key" or "value".
-    Raises: BadConfig with all problems at once; SchemaError; MissingLibrary.
+    Raises: BadConfig with all problems at once; SchemaError; MissingLibrary; UnsupportedSpark.
     """
+    check_feature(SparkFeature.REGISTER_SERIALIZER, pyspark.__version__)
     problems: list[str] = []
     formats = parse_format_options({name.lower(): text for name, text in options.items()}, problems)
     format_of_field = formats.key if field == "key" else formats.value

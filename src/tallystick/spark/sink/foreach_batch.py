@@ -39,7 +39,7 @@ from tallystick.spark.runtime.versions import SparkFeature, check_feature
 from tallystick.spark.sink import foreach_topic
 from tallystick.spark.sink.combined_attempt import CombinedTask
 from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
-from tallystick.spark.sink.lake_batch import LakeTarget, locate_table, prepare_target
+from tallystick.spark.sink.lake_batch import LakeTarget, locate_table, look_up_table, prepare_target
 from tallystick.spark.sink.lake_context import CreateLakeContext, LakeSinkContext, OpenLakeContext
 from tallystick.spark.sink.lease_handover import keep_in_memory, remove_lease
 from tallystick.spark.sink.projection import name_sink_column, project_sinks
@@ -67,7 +67,7 @@ class ForeachBatch(Value, kw_only=True):
 
     def __call__(self, frame: "DataFrame", batch_id: int) -> None:
         check_feature(SparkFeature.FOREACH_BATCH, pyspark.__version__)
-        sinks = tuple(_fill_columns(sink, frame.columns) for sink in self.sinks)
+        sinks = tuple(_look_up(_fill_columns(sink, frame.columns), frame) for sink in self.sinks)
         rows = project_sinks(frame, sinks)
         where = self._find_store(sinks, rows)
         context = self._open_context(where, sinks)
@@ -191,6 +191,12 @@ def _fill_columns(sink: Sink, columns: Iterable[str]) -> Sink:
     if isinstance(sink, ToTopic) or sink.columns is not None:
         return sink
     return replace(sink, columns=tuple((name, quote_column(name)) for name in columns))
+
+
+def _look_up(sink: Sink, frame: "DataFrame") -> Sink:
+    if isinstance(sink, ToTopic):
+        return sink
+    return replace(sink, table=look_up_table(frame.sparkSession, sink.table))
 
 
 def _collect_staged_moves(sinks: tuple[Sink, ...], staged_votes: list[tuple[Vote, str]]) -> StagedMoves:

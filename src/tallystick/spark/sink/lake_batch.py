@@ -1,15 +1,18 @@
 """A batch with a lake table: the driver compares its rows with the table, and the tasks write its data files.
 
+table = look_up_table(session, table)             driver, if the table has a name in Spark's catalog
 target = prepare_target(location, sink, rows)     driver, before the batch begins
 writer = open_data_files(target, prefix, lease)   each attempt
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import Final, cast
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 
 from tallystick import lake
@@ -17,15 +20,17 @@ from tallystick.kernel.check import check
 from tallystick.kernel.value import Value, replace
 from tallystick.lake.data_files import AttemptName, DataFileWriter
 from tallystick.lake.errors import SchemaDiffers, UnusableTable
-from tallystick.lake.names import parse_table_url
+from tallystick.lake.names import is_catalog_url, parse_table_url
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.schema import TableDefinition, find_added_columns, find_column_problems
 from tallystick.lake.storage import open_storage
-from tallystick.spark.options.sinks import ToTable
+from tallystick.spark.options.sinks import ToTable, quote_column
 from tallystick.spark.protocol.committable import BatchLease
+from tallystick.spark.runtime.arrow_types import to_arrow_schema
 from tallystick.spark.sink.projection import HASH_COLUMN
 
 _ATTEMPT_BYTES: Final = 8
+_PROPERTIES: Final = "# Detailed Table Information"
 
 
 class LakeTarget(Value, kw_only=True):
@@ -34,6 +39,44 @@ class LakeTarget(Value, kw_only=True):
     location: LakeLocation
     definition: TableDefinition
     keys: tuple[str, ...] = ()
+
+
+def look_up_table(session: SparkSession, table: str) -> str:
+    """Return the URL of a lake table, with its path if it has the table's name in Spark's catalog.
+
+    Raises: UnusableTable if Spark has no Delta table of that name.
+    """
+    if not is_catalog_url(table):
+        return table
+    name = ".".join(quote_column(part) for part in parse_table_url(table).place.split("."))
+    try:
+        rows = session.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
+    except PySparkException as exc:
+        raise UnusableTable(
+            f"table {table}: is a name in Spark's catalog, and Spark does not find it there "
+            f"({str(exc).splitlines()[0]}). Nothing was begun; a relative path begins with ./"
+        ) from exc
+    path = read_delta_location([(row.col_name, row.data_type) for row in rows])
+    if path is None:
+        raise UnusableTable(f"table {table}: is no Delta table in Spark's catalog. Nothing was begun")
+    return f"delta:{path}"
+
+
+def read_delta_location(rows: Sequence[tuple[str, str]]) -> str | None:
+    """Return the place of a Delta table as a path or URL; None for another table, or a view.
+
+    Args:
+        rows: the first two columns of DESCRIBE TABLE EXTENDED: the table's columns, which may have any name,
+            then its properties.
+    """
+    names = [name for name, _ in rows]
+    if _PROPERTIES not in names:
+        return None
+    properties = dict(rows[names.index(_PROPERTIES) + 1 :])
+    place = properties.get("Location")
+    if properties.get("Provider", "").lower() != "delta" or not place:
+        return None
+    return "/" + place.removeprefix("file:").lstrip("/") if place.startswith("file:") else place
 
 
 def locate_table(sink: ToTable) -> LakeLocation:
@@ -70,7 +113,7 @@ def prepare_target(location: LakeLocation, sink: ToTable, rows: DataType) -> Lak
 def _read_columns(kind: DataType) -> pa.Schema:
     check(isinstance(kind, StructType), "a table's rows are a column of structs")
     fields = [field for field in cast(StructType, kind).fields if field.name != HASH_COLUMN]
-    return to_arrow_schema(StructType(fields), timezone="UTC")
+    return to_arrow_schema(StructType(fields))
 
 
 def open_data_files(target: LakeTarget, prefix: str, lease: BatchLease) -> DataFileWriter:
