@@ -414,16 +414,14 @@ def test_columns_that_do_not_fit_are_refused_before_anything_is_written(place: P
     place.check(0)
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [("nothing", "Spark does not find it there"), ("files", "is no Delta table in Spark's catalog")],
-)
-def test_a_name_that_is_no_delta_table_is_refused(place: Place, name: str, problem: str) -> None:
+def test_a_name_that_is_no_delta_table_is_refused(place: Place) -> None:
     """With a Delta table: test_spark_versions.py, beside the library of Delta that makes it."""
     place.add(0)
     place.spark.sql(f"CREATE TABLE IF NOT EXISTS files (id STRING) USING csv LOCATION '{place.folder}/files'")
-    with pytest.raises(StreamingQueryException, match=f"table delta:default.{name}: .*{problem}"):
-        place.run(sinks=(to_topic(place.topic, value="id"), to_table(f"delta:default.{name}")))
+    names = {"nothing": "Spark does not find it there", "files": "is no Delta table in Spark's catalog"}
+    for name, problem in names.items():
+        with pytest.raises(StreamingQueryException, match=f"table delta:default.{name}: .*{problem}"):
+            place.run(sinks=(to_topic(place.topic, value="id"), to_table(f"delta:default.{name}")))
     place.spark.sql("DROP TABLE files")
     assert place.written() == Counter()
 

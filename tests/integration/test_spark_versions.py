@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
 from deltalake import DeltaTable
 from tests.support.reading import committed_records
 from tests.support.spark_versions_child import ROWS, ROWS_A_BATCH
@@ -22,7 +24,7 @@ import tallystick
 from tallystick import Admin, Producer
 from tallystick.admin import NewTopic
 from tallystick.spark.runtime.versions import SparkFeature, has_feature
-from tallystick.testing import EmbeddedBroker, eventually
+from tallystick.testing import EmbeddedBroker, SchemaRegistry, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -132,6 +134,23 @@ def test_a_batch_is_written_once(version: str, tmp_path: Path) -> None:
         driver = Driver(version, tmp_path, broker)
         assert driver.run("BATCH_WRITE") == 0, driver.log[-3000:]
         assert sorted(_read_topic(broker)) == sorted(ROWS)
+
+
+@pytest.mark.parametrize("version", ALL)
+def test_records_are_written_with_a_schema(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[SPK-30] In Avro, with the schema of the columns."""
+    if not has_feature(SparkFeature.STREAM_WRITE, version):
+        pytest.skip("refused: test_what_a_version_lacks_is_refused")
+    with EmbeddedBroker() as broker, SchemaRegistry() as registry:
+        monkeypatch.setenv("REGISTRY", registry.url)
+        driver = Driver(version, tmp_path, broker)
+        assert driver.run("STREAM_WRITE_WITH_SCHEMA") == 0, driver.log[-3000:]
+        deserialize = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
+        config = {"bootstrap.servers": broker.bootstrap_servers}
+        rows = [deserialize(each.value or b"", None) for each in committed_records(config, "out", PARTITIONS)]
+    assert sorted(row["text"] for row in rows) == sorted(ROWS)
 
 
 @pytest.mark.parametrize("version", ALL)

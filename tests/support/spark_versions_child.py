@@ -113,6 +113,11 @@ def main(bootstrap: str, use: str, folder: Path) -> None:
         elif use == "STREAM_WRITE":
             rows = _read_rows(spark, folder)
             _run(rows.writeStream.format("tallystick").options(**sink, topic="out"), folder)
+        elif use == "STREAM_WRITE_WITH_SCHEMA":
+            avro = {"schema.registry.url": os.environ["REGISTRY"], "value.format": "avro"}
+            options = {**sink, **avro, "auto.register.schemas": "true", "topic": "out"}
+            rows = _read_rows(spark, folder).selectExpr("struct(value AS text) AS value")
+            _run(rows.writeStream.format("tallystick").options(**options), folder)
         elif use == "STREAM_WRITE_WITH_LAKE":
             create_lake_table(folder)
             rows = _read_rows(spark, folder).selectExpr("value", "struct(value) AS row")
