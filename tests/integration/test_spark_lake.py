@@ -25,6 +25,7 @@ from tallystick.client.transactions.modes import TxnDecision
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
+from tallystick.lake.errors import UnusableTable
 from tallystick.pipeline import Definition, Pipeline
 from tallystick.pipeline.definition import (
     OutputDefinition,
@@ -577,6 +578,10 @@ def test_a_pipeline_with_a_lake_table(place: Place) -> None:
     )
     with Admin(place.client) as admin:
         admin.create_topics([NewTopic(name="lake.in", partitions=1)]).all()
+    (output,) = made.outputs
+    unknown = replace(output, sinks=(TableSink(table="delta:default.nothing"),))
+    with pytest.raises(UnusableTable, match=r"delta:default\.nothing: .*Spark does not find it there"):
+        Pipeline(replace(made, outputs=(unknown,))).start(once=True, spark=place.spark)
     for batch in range(2):
         with Producer({"bootstrap.servers": servers}) as producer:
             for row in range(ROWS):
