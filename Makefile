@@ -7,8 +7,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # Test processes: where a third one would compete with what runs beside them, or with Javas that are killed.
 TWO    := -n logical --maxprocesses 2
-# Of `make test`: a quarter of the time of a process there goes into waiting for time limits and for others.
-THREE  := -n 3
+# Of `make test`: a third of the time of a process there goes into waiting for time limits and for others.
+FOUR   := -n 4
 # `make test` and `make check` are the same every time: one order of tests, one seed for what a test draws, one
 # order of sets. `make test-full` draws a seed, or takes one: make test-full SEED=n.
 FIXED  := --randomly-seed=939
@@ -47,7 +47,7 @@ run: $(READY) ## 336,776 flights through a Spark pipeline whose parts are killed
 
 test: $(READY) ## everything a change must pass
 	@$(BIN)/python -m tools.gate --docs --beside $(BIN)/python -m tallystick.spark.class_archive
-	@$(SETS) HYPOTHESIS_PROFILE=gate $(BIN)/python -m pytest $(THREE) --dist loadfile $(FIXED) $(addprefix --ignore=,$(LEFT_TO_FULL))
+	@$(SETS) HYPOTHESIS_PROFILE=gate $(BIN)/python -m pytest $(FOUR) --dist loadfile $(FIXED) $(addprefix --ignore=,$(LEFT_TO_FULL))
 
 test-full: $(READY) ## everything there is, in a random order with random examples: hours
 	@$(BIN)/python -m tools.gate --docs --beside $(BIN)/python -m tallystick.spark.class_archive

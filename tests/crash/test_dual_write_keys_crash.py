@@ -77,7 +77,7 @@ class Callers:
         eventually(lambda: read() == expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS if LONG else KINDS[:2])
 def test_killed_at_every_step_a_payment_is_made_once(
     broker: EmbeddedBroker, lives: Lives, place: Place, kind: str
 ) -> None:

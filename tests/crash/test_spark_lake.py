@@ -78,6 +78,7 @@ def test_answers_that_are_lost_and_writers_that_are_faster(bare: BareInLake) -> 
     assert len(bare.told.outcomes) == 1, bare.told.outcomes
 
 
+@pytest.mark.parametrize("bare", FORMATS if LONG else ["delta"], indirect=True)
 def test_checkpoint_and_optimize_between_crash_and_recovery(bare: BareInLake) -> None:
     """[LAK-2] The decision is made and not told; the table is compacted before the next driver reads it."""
     bare.produce()

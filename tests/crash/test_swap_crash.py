@@ -16,7 +16,7 @@ from tallystick.storage.compaction.cleaner import CleanedGroup, clean_log
 from tallystick.storage.fs import make_directory
 from tallystick.storage.segments.segment_scan import make_file_name
 
-SEEDS: Final = 60 if LONG else 4
+SEEDS: Final = 60 if LONG else 2
 P1 = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(0))
 
 

@@ -89,7 +89,7 @@ def pay(world: World, writer: Writer, n: int, strike: Strike) -> None:
         pytest.param(KeyboardInterrupt, False, "committed", marks=[pytest.mark.slow, long_form]),
         pytest.param(KeyboardInterrupt, False, "decided", marks=[pytest.mark.slow, long_form]),
         pytest.param(TimeIsUp, True, "committed", marks=pytest.mark.slow),
-        pytest.param(TimeIsUp, True, "decided", marks=pytest.mark.slow),
+        pytest.param(TimeIsUp, True, "decided", marks=[pytest.mark.slow, long_form]),
     ],
 )
 def test_an_exception_at_any_line_tears_nothing(

@@ -19,6 +19,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.support.effort import LONG
 
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.testing import eventually
@@ -163,7 +164,7 @@ class Flow:
         assert self._producer.flush(30) == 0
 
 
-@pytest.fixture(params=["os", "ack"])
+@pytest.fixture(params=["os", "ack"] if LONG else ["ack"])
 def broker(request: pytest.FixtureRequest) -> Iterator[EmbeddedBroker]:
     settings = {
         "flush.policy": request.param,

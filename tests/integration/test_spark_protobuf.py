@@ -12,6 +12,7 @@ from google.protobuf import message_factory
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from tests.integration.test_spark_schemas import Place
+from tests.support.effort import long_form
 from tests.support.reading import committed_records
 
 from tallystick import Admin, Producer
@@ -87,6 +88,7 @@ def test_messages_of_confluents_serializer_are_columns(place: ProtobufPlace) -> 
     assert [tuple(row) for row in found] == [("a", "a", 1, 0), ("b", "b", 2, 1), ("raw", None, None, 2)]
 
 
+@long_form
 def test_the_readers_message_decides_the_columns_whoever_wrote_the_record(place: ProtobufPlace) -> None:
     place.send(FIRST, ONE)
     place.send(NEXT, {**TWO, "note": "x"})
@@ -106,6 +108,7 @@ def test_the_readers_message_decides_the_columns_whoever_wrote_the_record(place:
     assert [tuple(row) for row in first.collect()][1:] == [("a", 1), ("b", 2)]
 
 
+@long_form
 def test_a_record_that_cannot_be_decoded_stops_the_query_which_names_it(place: ProtobufPlace) -> None:
     place.send(FIRST, ONE)
     place.send_bytes(b"\0\0\0\0\1\x02\x02\x0a\x7f")
@@ -150,6 +153,7 @@ def test_a_query_writes_what_confluents_deserializer_reads(place: ProtobufPlace)
     ]
 
 
+@long_form
 def test_a_query_goes_on_with_the_version_that_it_began_with(place: ProtobufPlace) -> None:
     """[SPK-30] A batch that was decided comes again, and has the bytes that it had."""
     first = place.register(FIRST)
@@ -165,6 +169,7 @@ def test_a_query_goes_on_with_the_version_that_it_began_with(place: ProtobufPlac
     assert {int.from_bytes(value[1:5], "big") for value in values if value} == {first}
 
 
+@long_form
 def test_columns_and_rows_that_do_not_fit_take_back_their_batch(place: ProtobufPlace) -> None:
     place.send(FIRST, ONE, TWO)
     place.register(FIRST)
@@ -177,6 +182,7 @@ def test_columns_and_rows_that_do_not_fit_take_back_their_batch(place: ProtobufP
     assert place.written() == []
 
 
+@long_form
 def test_a_schema_is_made_of_the_columns_if_that_is_asked_for(place: ProtobufPlace) -> None:
     rows = place.spark.createDataFrame([("k", ("a", None))], "key string, value struct<id:string,cents:int>")
     options = {"transactional.id.prefix": place.target, "topic": place.target}
