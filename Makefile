@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # Test processes: where a third one would compete with what runs beside them, or with Javas that are killed.
 TWO    := -n logical --maxprocesses 2
-# Of `make test`: a third of the time of a process there goes into waiting for time limits and for others.
+# Of `make test`: its tests wait for time limits and for others, and two would leave the processors idle.
 FOUR   := -n 4
 # `make test` and `make check` are the same every time: one order of tests, one seed for what a test draws, one
 # order of sets. `make test-full` draws a seed, or takes one: make test-full SEED=n.

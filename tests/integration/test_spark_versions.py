@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 from tests.support.reading import committed_records
 from tests.support.spark_versions_child import ROWS, ROWS_A_BATCH
 from tools.servers import delta_spark
+from tools.servers.maven import Unavailable
 from tools.servers.pyspark_versions import VERSIONS, find_folder
 
 import tallystick
@@ -109,8 +110,10 @@ def test_a_killed_driver_writes_every_row_once(version: str, use: str, tmp_path:
 def test_delta_spark_reads_and_changes_the_table_that_a_query_writes(tmp_path: Path) -> None:
     """[LAK-1] [LAK-2] Made, appended to, compacted and updated by it; named as in Spark's catalog."""
     version = next(each for each in ALL if each.startswith(delta_spark.SPARK))
-    if (lack := delta_spark.JARS.find_missing()) is not None:
-        pytest.skip(lack)
+    try:
+        delta_spark.JARS.take()
+    except Unavailable as exc:
+        pytest.skip(str(exc))
     with EmbeddedBroker() as broker:
         driver = Driver(version, tmp_path, broker)
         first = driver.start("DELTA_SPARK")

@@ -1,13 +1,8 @@
-"""Delta's own library for Spark, by which the tests read and change the tables that tallystick writes.
+"""Delta's own library for Spark, by which the tests read and change the tables that tallystick writes."""
 
-python -m tools.servers.delta_spark fetch         # into .cache/delta-spark/, once
-"""
-
-import sys
-from collections.abc import Sequence
 from typing import Final
 
-from tools.servers.maven import Jars, Unavailable
+from tools.servers.maven import Jars
 
 VERSION: Final = "4.4.0"
 SPARK: Final = "4.2"
@@ -41,20 +36,3 @@ def build_session_settings() -> dict[str, str]:
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     }
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the command line of this file."""
-    if list(arguments) != ["fetch"]:
-        print(__doc__)
-        return 2
-    try:
-        print(f"Delta {VERSION} for Spark is in {JARS.take()}")
-    except Unavailable as exc:
-        print(exc, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

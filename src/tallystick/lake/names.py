@@ -24,6 +24,8 @@ from tallystick.kernel.value import Value
 FORMATS: Final = ("delta", "iceberg")
 
 _CATALOG_NAME: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
+# Spark's catalog writes a place on DBFS as dbfs:/user/hive/warehouse/delays.
+_SCHEME: Final = re.compile(r"[A-Za-z][\w+.-]*:/", re.ASCII)
 _APPLICATION_PREFIX: Final = "tallystick:"
 _WRITER_PREFIX: Final = "dual-write:"
 _ICEBERG_PARTS_MIN: Final = 3
@@ -124,7 +126,7 @@ def find_url_problem(text: str) -> str | None:
             f"table {text}: is a name in Spark's catalog, which only a running query asks. Give the "
             f"table's path; a relative one is delta:./{url.place}"
         )
-    if "://" in url.folder and not url.is_in_object_store:
+    if _SCHEME.match(url.folder) is not None and not url.is_in_object_store:
         return (
             f"table {text}: must be in a folder that all its writers share, or in an object store "
             f"({', '.join(f'{each}://' for each in OBJECT_STORES)})"

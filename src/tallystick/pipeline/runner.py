@@ -66,7 +66,7 @@ class Running:
             spark: a session owned by the caller; without it one is started with the pipeline's settings.
         Raises: BadConfig, NoJava, BrokerDidNotStart, client errors; nothing is left running then.
         """
-        self.definition = definition  # with the names of tables that Spark's catalog has, until it is there
+        self.definition = definition
         self.queries: dict[str, StreamingQuery] = {}
         self._last_timestamps: dict[str, str] = {}
         with ExitStack() as stack:

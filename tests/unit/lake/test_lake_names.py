@@ -41,6 +41,7 @@ def test_places_that_cannot_be_written() -> None:
     assert find_url_problem("delta:file:///lake/delays") is None
     assert find_url_problem("delta:s3://bucket/delays") is None
     assert "or in an object store (s3://" in str(find_url_problem("delta:hdfs://name/delays"))
+    assert "or in an object store (s3://" in str(find_url_problem("delta:dbfs:/user/hive/delays"))
     assert "is not the URL of a lake table" in str(find_url_problem("delta:"))
 
 

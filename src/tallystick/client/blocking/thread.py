@@ -190,7 +190,7 @@ class EngineThread:
             return call.get_result()
         except Empty:
             self._loop.call_soon_threadsafe(call.cancel)
-            error = TimedOut("engine thread", int(limit_s * 1000), description)
+            error = TimedOut("engine thread", int((limit_s + self._grace_s) * 1000), description)
             raise error.after(Effect.UNKNOWN) from None
         except ClientError:
             if not call.is_done:  # refused here, so the coroutine never began
@@ -307,7 +307,7 @@ class EngineThread:
             if not call.is_done:
                 self._wait(call, limit_s)
         except Empty:
-            error = TimedOut("engine thread", int(limit_s * 1000), call.description)
+            error = TimedOut("engine thread", int((limit_s + self._grace_s) * 1000), call.description)
             raise error.after(Effect.UNKNOWN) from None
         return call.get_result()
 

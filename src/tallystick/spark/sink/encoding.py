@@ -155,11 +155,7 @@ def _encode(encoder: ColumnEncoder, column: pa.Array, name: str) -> pa.Array:
 
 
 def build_serializer(writer: ResolvedSchema, field: str) -> Callable[..., Any]:
-    """Return a function of a column, for Spark's expressions, that returns the encoded column.
-
-    Raises: UnsupportedSpark.
-    """
-    check_feature(SparkFeature.REGISTER_SERIALIZER, pyspark.__version__)
+    """Return a function of a column, for Spark's expressions, that returns the encoded column."""
     encoders: list[ColumnEncoder] = []
 
     def serialize(column: pa.Array) -> pa.Array:

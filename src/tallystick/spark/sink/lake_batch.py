@@ -20,7 +20,7 @@ from tallystick.kernel.check import check
 from tallystick.kernel.value import Value, replace
 from tallystick.lake.data_files import AttemptName, DataFileWriter
 from tallystick.lake.errors import SchemaDiffers, UnusableTable
-from tallystick.lake.names import is_catalog_url, parse_table_url
+from tallystick.lake.names import find_url_problem, is_catalog_url, parse_table_url
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.schema import TableDefinition, find_added_columns, find_column_problems
 from tallystick.lake.storage import open_storage
@@ -59,7 +59,11 @@ def look_up_table(session: SparkSession, table: str) -> str:
     path = read_delta_location([(row.col_name, row.data_type) for row in rows])
     if path is None:
         raise UnusableTable(f"table {table}: is no Delta table in Spark's catalog. Nothing was begun")
-    return f"delta:{path}"
+    url = f"delta:{path}"
+    problem = find_url_problem(url)
+    if problem is not None:
+        raise UnusableTable(f"{problem}. Spark's catalog has {table} there; nothing was begun")
+    return url
 
 
 def read_delta_location(rows: Sequence[tuple[str, str]]) -> str | None:
