@@ -123,8 +123,8 @@ def find_url_problem(text: str) -> str | None:
         return str(exc)
     if url.is_catalog_name:
         return (
-            f"table {text}: is a name in Spark's catalog, which only a running query asks. Give the "
-            f"table's path; a relative one is delta:./{url.place}"
+            f"table {text}: is a name in Spark's catalog, which foreach_batch and pipelines look up, and "
+            f"nothing else. Give the table's path; a relative one is delta:./{url.place}"
         )
     if _SCHEME.match(url.folder) is not None and not url.is_in_object_store:
         return (

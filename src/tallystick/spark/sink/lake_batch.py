@@ -54,7 +54,7 @@ def look_up_table(session: SparkSession, table: str) -> str:
     except PySparkException as exc:
         raise UnusableTable(
             f"table {table}: is a name in Spark's catalog, and Spark does not find it there "
-            f"({str(exc).splitlines()[0]}). Nothing was begun; a relative path begins with ./"
+            f"({str(exc).splitlines()[0].rstrip('.')}). Nothing was begun; a relative path begins with ./"
         ) from exc
     path = read_delta_location([(row.col_name, row.data_type) for row in rows])
     if path is None:
