@@ -53,7 +53,8 @@ def test_what_was_decided_is_completed_by_the_next_driver(query: Query) -> None:
     query.decide_and_die()
     assert (len(query.open_ids()), query.committed()) == (2, 0)
     query.station().begin()
-    assert (query.open_ids(), query.committed()) == ([], 22)
+    assert query.open_ids() == []
+    eventually(lambda: query.committed() == 22)  # Apache Kafka answers before all markers are written
 
 
 def test_a_driver_that_was_replaced_is_told(query: Query) -> None:
