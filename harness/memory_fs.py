@@ -148,8 +148,9 @@ class DirectoryTree:
     def list_names(self, path: str) -> list[str]:
         """Return the names in a directory, sorted."""
         self.require_dir(path)
-        paths = [*self._names, *self._dirs]
-        return sorted(each[len(path) + 1 :] for each in paths if each and parent_of(each) == path)
+        start = f"{path}/"
+        names = (each[len(start) :] for each in (*self._names, *self._dirs) if each.startswith(start))
+        return sorted(name for name in names if name and "/" not in name)
 
     def change(self, *name_changes: tuple[str, _FileNode | None]) -> None:
         """Let each path name a file, or none, in one step."""

@@ -42,7 +42,7 @@ from tallystick.testing import FakeClock
 PREFIX: Final = "p"
 QUERY: Final = "q"
 ROWS: Final = 4
-"""Without it, two batches are tried at every fourth effect of the newer driver's commit, one at each."""
+"""Without it, two batches are tried at every sixth effect of the newer driver's commit, one at each."""
 FAILURES: Final = (SinkError, ClientError, InDoubt)
 # What the protocol sees of a mode: whether there is KeepPreparedTxn, and whether an end moves the epoch.
 MODES: Final[dict[str, dict[str, Any]]] = {
@@ -250,7 +250,7 @@ def stalled(
 def runs(stalling: Stalling, mode: dict[str, Any], batches: int, how: dict[str, Any]) -> Iterator[str | None]:
     """What went wrong in each: the old driver at any effect, the newer one at any of its last commit."""
     for effects in count():
-        for steps in count(0, 1 if LONG or batches == 1 else 4):
+        for steps in count(0, 1 if LONG or batches == 1 else 6):
             found = stalled(stalling, mode, effects, how)
             if found is None:
                 return

@@ -31,7 +31,7 @@ from tallystick.dualwrite.rules.recovery import ClusterHalf, Finding
 from tallystick.dualwrite.writer_life import WriterState
 from tallystick.kernel.value import replace
 
-SEEDS = 3_000 if LONG else 60
+SEEDS = 3_000 if LONG else 40
 # A broken recipe is to be found within as many seeds.
 SUSPECTS = 120
 OWNERS = ("plain-a", "spent-1")
