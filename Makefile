@@ -106,7 +106,7 @@ screenshots: $(READY) ## the console's pictures in docs/images, anew; look at ea
 	@$(BIN)/python -m tools.screenshots
 
 docs: $(READY) ## the documentation as a site, in build/site; broken links are errors
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "build/site/index.html; with its search: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
 dist: $(READY) ## the source distribution and the wheel, in dist/; both are installed without the sources and tried

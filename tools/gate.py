@@ -21,7 +21,7 @@ STEPS = {
     "twins": ["python", "-m", "tools.async_to_sync", "--check"],
 }
 DOCS = {
-    "docs": ["mkdocs", "build", "--quiet"],
+    "docs": ["mkdocs", "build"],
     "changes": ["towncrier", "build", "--draft", "--version", "Unreleased"],
 }
 

@@ -90,8 +90,9 @@ class Admin:
                 given.
             coordinators: broker ids; all brokers if None.
 
-        Raises: NotSupported for a broker id that the cluster does not list; Unreachable or TimedOut when no
-            broker can be asked.
+        Raises:
+            NotSupported: a broker id that the cluster does not list.
+            Unreachable, TimedOut: no broker answers.
         """
         return self._runner.run_on_transactions(
             "list_transactions",
@@ -138,8 +139,7 @@ class Admin:
 
         Args: topic, partition, broker: where to look; the whole cluster without them.
 
-        Raises: UnknownTopic, Unreachable, TimedOut. Failures of single brokers or partitions are in the
-            report.
+        Raises: UnknownTopic, Unreachable, TimedOut. The report has failures of single brokers and partitions.
         """
         return self._runner.run_on_transactions(
             "find_hanging_transactions",

@@ -62,9 +62,12 @@ class ClientError(TallystickError):
 class BrokerRefused(ClientError):
     """A broker answered `api` with an error code.
 
-    Attributes: api; subject, the object of the request (a partition, a transactional id); code, Kafka's
-        number;
-    message, the broker's own text if there was one; rule.
+    Attributes:
+        api: name of the request.
+        subject: the object of the request: a partition, a transactional id.
+        code: Kafka's number.
+        message: the broker's own text, if there was one.
+        rule: effect and remedy of the code.
     """
 
     def __init__(self, api: str, subject: str, code: int, message: str = "") -> None:

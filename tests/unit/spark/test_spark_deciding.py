@@ -431,4 +431,4 @@ def test_a_query_that_resumes_begins_with_its_first_batch() -> None:
 def test_where_nobody_can_look_nothing_is_resumed() -> None:
     """[SPK-27] The driver could not read the checkpoint, so the task has the old query's decision."""
     found = plan_task(LAST.summary, MicroBatch("new", 0), NewCheckpoint.RESUME)
-    assert "must be a folder of the driver's host" in str(found)
+    assert "give it as the option checkpointLocation" in str(found)

@@ -83,7 +83,8 @@ class BrokerConfig:
     allow_insecure_listeners: bool = setting(
         False,
         "Whether clients of other machines may come in without a login and without encryption; a PLAINTEXT "
-        "listener that is not on the loopback is refused otherwise. Not Kafka's.",
+        "listener that is not on the loopback is refused otherwise, unless an authorizer is set. "
+        "Not Kafka's.",
     )
     broker_rack: str | None = setting(None, "Rack of this broker, as given to clients.", none="")
 

@@ -338,8 +338,9 @@ class DjangoStore:
     def claim(self, transactional_id: str) -> StoredState:
         """Take over the row, after any open transaction that has recorded it.
 
-        Raises: NotYours inside an atomic block, because a claim commits by itself. BadStore if the table is
-            missing.
+        Raises:
+            NotYours: inside an atomic block, because a claim commits by itself.
+            BadStore: the table is missing.
         """
         return self._claim(transactional_id)
 

@@ -206,8 +206,8 @@ def refuse_unknown_query(
     if on_new is NewCheckpoint.RESUME:  # the driver would have told the tasks otherwise: `resume_decision`
         return UnknownCheckpoint(
             f"{introduction} Nothing was written. onNewCheckpoint=resume looks into the checkpoint, and "
-            "the driver cannot: it must be a folder of the driver's host, given as the option "
-            "checkpointLocation. Without one, give the source startingOffsets and the sink "
+            "the driver cannot read it: give it as the option checkpointLocation; under Spark Connect it "
+            "must be a folder on the server's host. Otherwise, give the source startingOffsets and the sink "
             "onNewCheckpoint=restart: `tallystick transactions resolve --prefix ... --dry-run` shows the "
             "offsets"
         )
@@ -237,7 +237,7 @@ def resume_decision(
     offsets = (last_decision.offsets or "").splitlines()
     at = f"batch {last_decision.batch_id} of query {last_decision.query_id}"
     if not offsets:
-        why = f"the offsets of {at} were not kept: its checkpoint was no folder that its driver could read"
+        why = f"the offsets of {at} were not kept: its driver could not read its checkpoint"
     elif beginning.is_stateful:
         query_id = last_decision.query_id
         why = f"the state of query {query_id} was in its checkpoint, and this query would begin without"

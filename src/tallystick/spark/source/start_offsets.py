@@ -68,9 +68,7 @@ def select_decided_end(decision: Decision, topics: ConsumerStrategy) -> OffsetJs
     ]
     offsets = candidates[0] if candidates else {}
     if not offsets or any(each != offsets for each in candidates):
-        offsets_text = (
-            " and ".join(lines) or "nothing, for its checkpoint was no folder that its driver could read"
-        )
+        offsets_text = " and ".join(lines) or "nothing, for its driver could not read its checkpoint"
         raise UnknownOffsets(
             f"resume.from.prefix: the offsets of the last decision, {decision}, are {offsets_text}. "
             f"{'Several of them' if candidates else 'None'} are of the topics that this source reads. "
