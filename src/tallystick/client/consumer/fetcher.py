@@ -9,7 +9,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
-from uuid import UUID
 
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.arrow import RowChunk, take_chunk
@@ -185,7 +184,7 @@ class Fetcher:
         params_by_node: dict[int, dict[TopicPartition, tuple[PartitionFetchParams, int]]] = {}
         unknown: list[TopicPartition] = []
         image = self._cluster.image
-        for partition, track, position in self._subscriptions.list_fetchable():
+        for partition, track, known_position in self._subscriptions.list_fetchable():
             info = image.find_partition(partition)
             node = image.find_leader(partition)
             if track.preferred_read_replica is not None and track.preferred_read_replica in image.nodes:
@@ -199,11 +198,14 @@ class Fetcher:
                 else:
                     unknown.append(partition)
             elif node not in self._in_flight:
+                topic_id = image.topics[partition.topic].id
+                position = self._subscriptions.note_topic_id(partition, topic_id) or known_position
                 params = PartitionFetchParams(
                     position.offset,
                     self._config.max_partition_fetch_bytes,
                     info.leader_epoch,
                     position.leader_epoch,
+                    topic_id,
                 )
                 params_by_node.setdefault(node, {})[partition] = (params, track.position_version)
         for node, params_by_partition in params_by_node.items():
@@ -250,13 +252,13 @@ class Fetcher:
     ) -> tuple[dict[TopicPartition, None], bool]:
         """Return the partitions to ask for again after a backoff, and whether to refresh metadata."""
         step = session.build_request({partition: want for partition, (want, _) in params.items()})
-        request, by_id = self._build_request(step)
+        topic_ids = {want.topic_id for want, _ in params.values()}.union(step.to_forget.values())
         try:
             answer = await self._cluster.send(
                 node,
-                request,
+                self._build_request(step),
                 FetchResponse,
-                max_version=None if by_id is not None else _TOPIC_NAME_VERSION_MAX,
+                max_version=_TOPIC_NAME_VERSION_MAX if NIL in topic_ids else None,
                 timeout_ms=self._config.client.request_timeout_ms,
                 lane=FETCH_LANE,
             )
@@ -269,14 +271,11 @@ class Fetcher:
         session.handle_response(answer.error_code, answer.session_id)
         if answer.error_code:
             _log.debug("fetch session with broker %d: code %d", node, answer.error_code)
-        return self._handle_response(node, answer, params, by_id or {})
+        return self._handle_response(node, answer, params)
 
-    def _build_request(self, step: FetchRequestData) -> tuple[FetchRequest, dict[UUID, str] | None]:
-        """Return the request, and topic names by id; None for the names if some topic has no id."""
-        config, topics = self._config, self._cluster.image.topics
-        names = {p.topic for p in (*step.to_send, *step.to_forget)}
-        ids = {topic: topics[topic].id if topic in topics else NIL for topic in names}
-        request = FetchRequest(
+    def _build_request(self, step: FetchRequestData) -> FetchRequest:
+        config = self._config
+        return FetchRequest(
             max_wait_ms=config.fetch_max_wait_ms,
             min_bytes=config.fetch_min_bytes,
             max_bytes=config.fetch_max_bytes,
@@ -286,7 +285,7 @@ class Fetcher:
             topics=tuple(
                 FetchTopic(
                     topic=topic,
-                    topic_id=ids[topic],
+                    topic_id=step.to_send[partitions[0]].topic_id,
                     partitions=tuple(_build_fetch_partition(at, step.to_send[at]) for at in partitions),
                 )
                 for topic, partitions in group_by_topic(step.to_send).items()
@@ -294,14 +293,13 @@ class Fetcher:
             forgotten_topics_data=tuple(
                 ForgottenTopic(
                     topic=topic,
-                    topic_id=ids[topic],
+                    topic_id=step.to_forget[forgotten_partitions[0]],
                     partitions=tuple(p.partition for p in forgotten_partitions),
                 )
                 for topic, forgotten_partitions in group_by_topic(step.to_forget).items()
             ),
             rack_id=config.client_rack,
         )
-        return request, None if NIL in ids.values() else {i: topic for topic, i in ids.items()}
 
     # ------------------------------------------------------------------------- answers
 
@@ -310,20 +308,19 @@ class Fetcher:
         node: int,
         answer: FetchResponse,
         params: dict[TopicPartition, tuple[PartitionFetchParams, int]],
-        names: dict[UUID, str],
     ) -> tuple[dict[TopicPartition, None], bool]:
         """Act on every partition; return those to ask for again after a backoff, and whether to refresh."""
         retries: dict[TopicPartition, None] = {}
         refresh = False
         idle = dict(params)
+        # `params` are all partitions of the session: names by id are those that it was built with.
+        names = {want.topic_id: at.topic for at, (want, _) in params.items()}
+        is_session_off = bool(answer.error_code)
         for topic in answer.responses:
-            name = (
-                topic.topic
-                or names.get(topic.topic_id)
-                or self._cluster.image.find_topic_name(topic.topic_id)
-            )
+            name = topic.topic or names.get(topic.topic_id, "")
             for data in topic.partitions:
-                at = TopicPartition(name or "", data.partition_index)
+                at = TopicPartition(name, data.partition_index)
+                is_session_off |= at not in params
                 if at not in idle:
                     continue
                 want, serial = idle.pop(at)
@@ -331,10 +328,15 @@ class Fetcher:
                 if verdict in (FetchOutcome.RETRY, FetchOutcome.REFRESH_METADATA):
                     retries[at] = None
                     refresh = refresh or verdict is FetchOutcome.REFRESH_METADATA
+        if is_session_off and not answer.error_code:
+            # Source: Kafka FetchSessionHandler.verifyIncrementalFetchResponsePartitions. If the session were
+            # kept, an error that it has for the other partition would be answered at once, again and again.
+            _log.info("broker %d answered about partitions that are not in its fetch session", node)
+            self._sessions[node].handle_error()
         # KIP-227: a session's response omits partitions without changes; one with an error code omits all.
         for at, (_, serial) in idle.items():
             track = self._subscriptions.get(at)
-            if answer.error_code:
+            if is_session_off:
                 retries[at] = None
             elif track is not None and track.position_version == serial:
                 track.has_pending_fetch = False

@@ -73,10 +73,6 @@ class MetadataImage(Value, kw_only=True):
             return None
         return partition.leader
 
-    def find_topic_name(self, topic_id: UUID) -> str | None:
-        """Return the name of a topic by its id. Cost: linear; keep a dict to read whole responses."""
-        return next((t.name for t in self.topics.values() if t.id == topic_id), None)
-
     def find_leader_error(self, at: TopicPartition) -> int:
         """Return the error code for a partition without a usable leader."""
         if at.topic in self.error_codes:
