@@ -222,6 +222,17 @@ def test_a_replica_that_is_behind_is_left_for_the_leader() -> None:
     )
 
 
+def test_a_nearer_replica_is_read_until_its_time_is_over_or_it_failed() -> None:
+    """KIP-392: then the leader is asked, which may name another one."""
+    mine = tracks()
+    mine.set_preferred_replica(A, 2, 1000)
+    mine.set_preferred_replica(B, 3, 2000)
+    assert [mine.find_preferred_replica(at, 999) for at in (A, B)] == [2, 3]
+    assert [mine.find_preferred_replica(at, 1000) for at in (A, B)] == [None, 3]
+    mine.clear_preferred_replicas([B, TopicPartition("not assigned", 0)])
+    assert mine.find_preferred_replica(B, 1000) is None
+
+
 # ------------------------------------------------------------------------------ sessions
 
 

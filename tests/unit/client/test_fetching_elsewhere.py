@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from uuid import UUID
 
 import pytest
-from tests.support.scripted_broker import ScriptedBroker, Seen
+from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.engine import ConsumerEngine
@@ -139,6 +140,100 @@ def test_an_answer_about_a_partition_that_is_not_in_the_session_ends_it() -> Non
             consumer = consumer_of(broker)
             await poll_until(consumer, lambda: len(epochs) > 5)
             assert epochs[:6] == [0, 1, 2, 0, 1, 2]
+            await consumer.close()
+
+    asyncio.run(main())
+
+
+class NearerReplica:
+    """Leader 1 of `t` names broker 2, whenever it is asked; 2 answers once with data, then as the test says.
+
+    asked   the brokers, in order
+    answer  of broker 2
+    """
+
+    def __init__(self, leader: ScriptedBroker, replica: ScriptedBroker) -> None:
+        self.leader, self.replica = leader, replica
+        self.replicas: tuple[int, ...] = (1, 2)
+        self.offline: tuple[int, ...] = ()
+        self.asked: list[int] = []
+        self.answer: Callable[[], PartitionData] = empty
+        for broker in (leader, replica):
+            broker.scripts |= {ApiKey.METADATA: self.metadata, ApiKey.FETCH: partial(self.fetch, broker)}
+
+    def metadata(self, _: Seen) -> MetadataResponse:
+        partition = MetadataResponsePartition(
+            partition_index=0,
+            leader_id=1,
+            leader_epoch=1,
+            replica_nodes=self.replicas,
+            offline_replicas=self.offline,
+        )
+        return MetadataResponse(
+            brokers=tuple(
+                MetadataResponseBroker(node_id=broker.node_id, host="127.0.0.1", port=broker.port)
+                for broker in (self.leader, self.replica)
+            ),
+            cluster_id="scripted",
+            controller_id=1,
+            topics=(MetadataResponseTopic(name="t", topic_id=OLD, partitions=(partition,)),),
+        )
+
+    def fetch(self, broker: ScriptedBroker, _: Seen) -> FetchResponse:
+        self.asked.append(broker.node_id)
+        return answer_of(OLD, empty(replica=2) if broker is self.leader else self.answer())
+
+
+def hang_up() -> PartitionData:
+    raise HangUp
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda: empty(ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        lambda: empty(ErrorCode.OFFSET_NOT_AVAILABLE),
+        lambda: empty(ErrorCode.OFFSET_OUT_OF_RANGE),
+        hang_up,
+    ],
+    ids=["no replica", "behind", "out of range", "no answer"],
+)
+def test_a_replica_that_does_not_serve_the_partition_is_left_for_the_leader(
+    answer: Callable[[], PartitionData],
+) -> None:
+    """KIP-392. The leader is asked after every error, and may name another replica, or none."""
+
+    async def main() -> None:
+        async with ScriptedBroker(node_id=1) as leader, ScriptedBroker(node_id=2) as replica:
+            cluster = NearerReplica(leader, replica)
+            consumer = consumer_of(
+                leader, client_rack="2", reconnect_backoff_ms=1, reconnect_backoff_max_ms=1
+            )
+            await poll_until(consumer, lambda: len(cluster.asked) > 3)
+            assert cluster.asked[:4] == [1, 2, 2, 2]
+            cluster.answer = answer
+            cluster.asked.clear()
+            await poll_until(consumer, lambda: cluster.asked.count(1) > 2)
+            assert "2, 2" not in ", ".join(map(str, cluster.asked[1:]))
+            await consumer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_offline", [True, False])
+def test_a_replica_that_metadata_does_not_have_is_not_asked(is_offline: bool) -> None:
+    """Nor is the leader at once, which would name it again: metadata is refreshed first."""
+
+    async def main() -> None:
+        async with ScriptedBroker(node_id=1) as leader, ScriptedBroker(node_id=2) as replica:
+            cluster = NearerReplica(leader, replica)
+            cluster.replicas, cluster.offline = ((1, 2), (2,)) if is_offline else ((1,), ())
+            consumer = consumer_of(leader, client_rack="2")
+            await poll_until(consumer, lambda: len(cluster.asked) > 3)
+            assert set(cluster.asked) == {1}
+            assert leader.count(ApiKey.METADATA) + replica.count(ApiKey.METADATA) >= len(cluster.asked)
+            cluster.replicas, cluster.offline = (1, 2), ()
+            await poll_until(consumer, lambda: 2 in cluster.asked)
             await consumer.close()
 
     asyncio.run(main())

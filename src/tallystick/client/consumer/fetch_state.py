@@ -69,7 +69,7 @@ class TopicPartitionState:
     position_source         where it comes from
     position_version        changes with every seek and assignment: an answer to an earlier request is dropped
     has_pending_fetch       fetched data waits to be taken, or a request for it is in flight
-    preferred_read_replica  a broker nearer than the leader (KIP-392)
+    preferred_read_replica  a broker nearer than the leader (KIP-392), until `replica_expires_ms`
     is_pinned               a position that does not exist is an error, whatever auto.offset.reset says
     topic_id                of the topic that is read; nil until it is fetched, or where the cluster has none
     rewind_position         where reading resumes if the records returned since do not count: the last
@@ -82,6 +82,7 @@ class TopicPartitionState:
     is_paused: bool = False
     has_pending_fetch: bool = False
     preferred_read_replica: int | None = None
+    replica_expires_ms: int = 0
     high_watermark: int | None = None
     last_stable_offset: int | None = None
     log_start_offset: int | None = None
@@ -289,6 +290,24 @@ class SubscriptionState:
             for at, track in self._states.items()
             if track.high_watermark is not None and track.position is not None
         }
+
+    def set_preferred_replica(self, partition: TopicPartition, replica: int, expires_at_ms: int) -> None:
+        """Read from the replica that the leader named; after that time the leader is asked again."""
+        track = self._states[partition]
+        track.preferred_read_replica, track.replica_expires_ms = replica, expires_at_ms
+
+    def find_preferred_replica(self, partition: TopicPartition, now_ms: int) -> int | None:
+        """Return the replica to read from, if the leader named one lately."""
+        track = self._states[partition]
+        if now_ms >= track.replica_expires_ms:
+            track.preferred_read_replica = None
+        return track.preferred_read_replica
+
+    def clear_preferred_replicas(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read from the leaders."""
+        for partition in partitions:
+            if (track := self._states.get(partition)) is not None:
+                track.preferred_read_replica = None
 
     def list_fetchable(self) -> Iterable[tuple[TopicPartition, TopicPartitionState, Position]]:
         """Return the partitions that may be fetched now."""

@@ -183,12 +183,17 @@ class Fetcher:
         """Fetch from every leader without a request in flight, for partitions without buffered data."""
         params_by_node: dict[int, dict[TopicPartition, tuple[PartitionFetchParams, int]]] = {}
         unknown: list[TopicPartition] = []
-        image = self._cluster.image
+        image, now_ms = self._cluster.image, self._cluster.now_ms()
         for partition, track, known_position in self._subscriptions.list_fetchable():
             info = image.find_partition(partition)
             node = image.find_leader(partition)
-            if track.preferred_read_replica is not None and track.preferred_read_replica in image.nodes:
-                node = track.preferred_read_replica
+            replica = self._subscriptions.find_preferred_replica(partition, now_ms)
+            if replica is not None and not image.is_online_replica(partition, replica):
+                # The leader may know more than our metadata. Asked at once, it would name the replica again.
+                self._subscriptions.clear_preferred_replicas([partition])
+                unknown.append(partition)
+                continue
+            node = node if replica is None else replica
             if node is None or info is None:
                 code = image.find_leader_error(partition)
                 if partition.topic in image.error_codes and not find_rule("Metadata", code).remedy.repeats:
@@ -230,7 +235,7 @@ class Fetcher:
         try:
             retries, refresh = await self._send_fetch(node, session, params)
         except Exception as exc:
-            session.handle_error()
+            self._handle_failed_fetch(session, params)
             buffered_partitions = {at_hand.completed_fetch.partition for at_hand in self._completed_fetches}
             for partition, (_, serial) in params.items():
                 # Buffered records are returned first, and not fetched again.
@@ -265,13 +270,20 @@ class Fetcher:
         except ClientError as exc:
             if not exc.remedy.repeats:
                 raise
-            session.handle_error()
+            self._handle_failed_fetch(session, params)
             _log.debug("fetch from broker %d: %s", node, exc)
             return dict.fromkeys(params), True
         session.handle_response(answer.error_code, answer.session_id)
         if answer.error_code:
             _log.debug("fetch session with broker %d: code %d", node, answer.error_code)
         return self._handle_response(node, answer, params)
+
+    def _handle_failed_fetch(
+        self, session: FetchSessionHandler, partitions: Iterable[TopicPartition]
+    ) -> None:
+        """Begin a new session, and read from the leaders. Source: Kafka AbstractFetch.handleFetchFailure."""
+        session.handle_error()
+        self._subscriptions.clear_preferred_replicas(partitions)
 
     def _build_request(self, step: FetchRequestData) -> FetchRequest:
         config = self._config
@@ -354,12 +366,13 @@ class Fetcher:
             from_replica=track.preferred_read_replica == node,
             diverges=diverging.end_offset >= 0,
         )
+        if data.error_code:
+            # Source: Kafka FetchUtils.requestMetadataUpdate. The leader decides what comes next.
+            self._subscriptions.clear_preferred_replicas([at])
         track.has_pending_fetch = verdict in (FetchOutcome.RETRY, FetchOutcome.REFRESH_METADATA)
         match verdict:
             case FetchOutcome.DATA:
                 self._buffer_data(at, data, want, serial)
-            case FetchOutcome.READ_FROM_LEADER:
-                track.preferred_read_replica = None
             case FetchOutcome.OUT_OF_RANGE if not self._subscriptions.reset_position(at):
                 why = f"offset {want.offset} is not in the log"
                 self._queue_error(at, serial, PositionUnknown(at.topic, at.partition, why))
@@ -386,7 +399,8 @@ class Fetcher:
         track.log_start_offset = data.log_start_offset if data.log_start_offset >= 0 else None
         # KIP-392: the leader names a replica nearer to client.rack.
         if data.preferred_read_replica >= 0:
-            track.preferred_read_replica = data.preferred_read_replica
+            expires_at_ms = self._cluster.now_ms() + self._config.client.metadata_max_age_ms
+            self._subscriptions.set_preferred_replica(at, data.preferred_read_replica, expires_at_ms)
         if not data.records:
             return
         aborted_transactions = None
