@@ -12,6 +12,7 @@ from tallystick.client.consumer.errors import CommitRefused
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
+from tallystick.protocol.messages.groups.membership import LeaveGroupResponse
 from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchResponse,
@@ -42,6 +43,18 @@ async def read_in_generation(consumer: ConsumerEngine, group: ScriptedGroup, gen
         while group.generation < generation or T0 not in consumer.assignment:
             await consumer.poll(1)
         assert await consumer.positions.position(T0) == 0
+
+
+def watch_leave(broker: ScriptedBroker) -> asyncio.Event:
+    """Return an event that is set when the broker is told that the group is left."""
+    left = asyncio.Event()
+
+    def answer(_: Seen) -> LeaveGroupResponse:
+        left.set()
+        return LeaveGroupResponse()
+
+    broker.scripts[ApiKey.LEAVE_GROUP] = answer
+    return left
 
 
 def test_positions_are_committed_under_the_generation_that_read_them() -> None:
@@ -89,6 +102,68 @@ def test_close_leaves_the_group_though_the_last_commit_does_not_succeed(silent: 
             await consumer.close(timeout_ms=20_000)
             assert group.commits
             assert broker.count(ApiKey.LEAVE_GROUP) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("timeout_ms", [30_000, 0])
+@pytest.mark.parametrize("starts", [0, 2], ids=["at once", "under way"])
+def test_close_finishes_the_commits_that_were_begun(timeout_ms: int, starts: int) -> None:
+    """Before the group is left; and with no time they are sent, without waiting for an answer."""
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker:
+            group = ScriptedGroup(broker)
+
+            async def answer() -> int:
+                await asyncio.sleep(0)
+                return 0
+
+            group.answers = [answer] * 10
+            left = watch_leave(broker)
+            consumer = consumer_of(broker, enable_auto_commit=False)
+            consumer.subscribe(["t"])
+            await read_in_generation(consumer, group, 1)
+            tasks = consumer.commit_soon({T0: 5}), consumer.commit_soon({T0: 7})
+            for _ in range(starts):
+                await asyncio.sleep(0)
+            await consumer.close(timeout_ms)
+            if timeout_ms:
+                assert await asyncio.gather(*tasks) == [None, None]
+            async with asyncio.timeout(30):
+                await left.wait()
+            order = [
+                seen.key for seen in broker.seen if seen.key in (ApiKey.OFFSET_COMMIT, ApiKey.LEAVE_GROUP)
+            ]
+            assert order == [*order[:-1], ApiKey.LEAVE_GROUP]
+            assert group.commits[-1].topics[0].partitions[0].committed_offset == 7
+
+    asyncio.run(main())
+
+
+def test_close_leaves_the_group_though_a_commit_that_was_begun_has_no_answer() -> None:
+    """Half of the time is for the commits."""
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker:
+            group = ScriptedGroup(broker)
+
+            received = asyncio.Event()
+
+            async def answer() -> None:
+                received.set()
+
+            group.answers = [answer] * 100_000
+            left = watch_leave(broker)
+            consumer = consumer_of(broker, enable_auto_commit=False)
+            consumer.subscribe(["t"])
+            await read_in_generation(consumer, group, 1)
+            task = consumer.commit_soon({T0: 5})
+            async with asyncio.timeout(30):
+                await received.wait()
+                await consumer.close(timeout_ms=400)
+                await left.wait()
+            assert (await asyncio.gather(task, return_exceptions=True))[0] is not None
 
     asyncio.run(main())
 
