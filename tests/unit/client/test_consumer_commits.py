@@ -106,6 +106,77 @@ def test_close_leaves_the_group_though_the_last_commit_does_not_succeed(silent: 
     asyncio.run(main())
 
 
+def park(broker: ScriptedBroker, key: ApiKey) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold back the answers to such requests. Return events: one was received; they may be answered."""
+    received, release, answer = asyncio.Event(), asyncio.Event(), broker.scripts[key]
+
+    async def hold_back(seen: Seen) -> object:
+        received.set()
+        await release.wait()
+        return answer(seen)
+
+    broker.scripts[key] = hold_back
+    return received, release
+
+
+def test_a_commit_does_not_wait_for_the_rebalance_that_its_member_has_joined() -> None:
+    """Until all have joined, the coordinator accepts it; behind JoinGroup its time limit would end both."""
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker, asyncio.timeout(60):
+            group = ScriptedGroup(broker)
+            cooperative = {"partition_assignment_strategy": "cooperative-sticky"}
+            consumer = consumer_of(broker, enable_auto_commit=False, **cooperative)
+            consumer.subscribe(["t"])
+            await read_in_generation(consumer, group, 1)
+            received, release = park(broker, ApiKey.JOIN_GROUP)
+            consumer.subscribe(["t", "u"])
+            while not received.is_set():
+                await consumer.poll(1)
+            assert consumer.assignment == {T0}
+            joins, connections = broker.count(ApiKey.JOIN_GROUP), broker.connections
+            async with asyncio.timeout(20):
+                await consumer.commit({T0: 5})
+            assert group.commits[0].generation_id_or_member_epoch == 1
+            assert broker.connections <= connections + 1
+            release.set()
+            await read_in_generation(consumer, group, 2)
+            assert broker.count(ApiKey.JOIN_GROUP) == joins
+            await consumer.close()
+
+    asyncio.run(main())
+
+
+def test_a_commit_waits_for_the_assignment_of_the_generation_that_it_is_made_in() -> None:
+    """Before, the coordinator would refuse it: REBALANCE_IN_PROGRESS."""
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker, asyncio.timeout(60):
+            group = ScriptedGroup(broker)
+            cooperative = {"partition_assignment_strategy": "cooperative-sticky"}
+            consumer = consumer_of(broker, enable_auto_commit=False, **cooperative)
+            consumer.subscribe(["t"])
+            await read_in_generation(consumer, group, 1)
+            received, release = park(broker, ApiKey.SYNC_GROUP)
+
+            async def answer() -> int:
+                return 0 if release.is_set() else ErrorCode.REBALANCE_IN_PROGRESS
+
+            group.answers = [answer]
+            consumer.subscribe(["t", "u"])
+            while not received.is_set():
+                await consumer.poll(1)
+            task = consumer.commit_soon({T0: 5})
+            for _ in range(10):
+                await consumer.poll(1)
+            release.set()
+            await task
+            assert group.commits[0].generation_id_or_member_epoch == 2
+            await consumer.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("timeout_ms", [30_000, 0])
 @pytest.mark.parametrize("starts", [0, 2], ids=["at once", "under way"])
 def test_close_finishes_the_commits_that_were_begun(timeout_ms: int, starts: int) -> None:

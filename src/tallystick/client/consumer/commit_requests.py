@@ -128,7 +128,8 @@ class CommitRequestManager:
             if commit.member.may_commit and self._is_same_generation(commit.member):
                 offsets |= commit.offsets
         if offsets:
-            self._group_offsets.commit_without_reply(self._coordinator.group_metadata(), offsets)
+            metadata, lane = self._coordinator.group_metadata(), self._coordinator.commit_lane
+            self._group_offsets.commit_without_reply(metadata, offsets, lane)
 
     def cancel(self) -> None:
         """Cancel all commits."""
@@ -218,7 +219,9 @@ class CommitRequestManager:
         if not self._is_same_generation(member):
             raise CommitRefused("this consumer joined its group anew after it read up to these offsets")
         try:
-            await self._group_offsets.commit(commit.metadata, commit.offsets, deadline)
+            await self._group_offsets.commit(
+                commit.metadata, commit.offsets, deadline, lambda: self._coordinator.commit_lane
+            )
         except BrokerRefused as exc:
             if classify_error("OffsetCommit", exc.code) not in _REJOIN_REACTIONS:
                 raise
