@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tallystick import Admin, Consumer, Producer
+from tallystick import Admin, Consumer, Producer, TopicPartition
 from tallystick.admin import NewTopic
 from tallystick.client.errors import UnknownTopic
 from tallystick.testing import EmbeddedBroker, eventually
@@ -53,6 +53,37 @@ def test_the_other_topics_are_read_on_when_one_is_deleted(broker: EmbeddedBroker
         assert eventually(lambda: (stays, b"after") in poll())
         consumer.close()
         assert not admin.describe_groups([strategy]).one(strategy).members
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_recreated_topic_is_read_from_where_the_reset_policy_says(
+    broker: EmbeddedBroker, reset: str
+) -> None:
+    """The old position is past the end of the new log: the reset policy alone decides what is read."""
+    bootstrap = {"bootstrap.servers": broker.bootstrap_servers}
+    topic, seen = f"recreated-{reset}", list[bytes | None]()
+    settings = {"auto.offset.reset": reset, "metadata.max.age.ms": HOUR_MS, "retry.backoff.max.ms": 100}
+    with Admin(bootstrap) as admin, Producer(bootstrap) as producer, Consumer(bootstrap | settings) as reader:
+
+        def poll() -> list[bytes | None]:
+            seen.extend(record.value for record in reader.poll(0.05))
+            return seen
+
+        admin.create_topics([NewTopic(name=topic, partitions=1)])
+        reader.assign([TopicPartition(topic, 0)])
+        reader.seek_to_beginning()
+        for value in (b"old0", b"old1", b"old2"):
+            producer.send(topic, value).result(30)
+        assert eventually(lambda: len(poll()) == 3)
+        admin.delete_topics([topic])
+        admin.create_topics([NewTopic(name=topic, partitions=1)])
+        with Producer(bootstrap) as other:
+            other.send(topic, b"new0").result(30)
+            if reset == "latest":
+                assert eventually(lambda: poll() and reader.position(TopicPartition(topic, 0)) == 1)
+            other.send(topic, b"new1").result(30)
+        assert eventually(lambda: b"new1" in poll())
+        assert seen[3:] == ([b"new0", b"new1"] if reset == "earliest" else [b"new1"])
 
 
 def test_a_topic_made_again_with_fewer_partitions_is_counted_anew(broker: EmbeddedBroker) -> None:

@@ -55,7 +55,7 @@ def test_the_first_answer_is_the_image() -> None:
     assert image.controller_id == 1
     assert image.nodes[2] == Node(id=2, address=Address("b2", 9092))
     assert image.find_leader(AT) == 1
-    assert image.find_topic_name(ORDERS) == "orders"
+    assert image.topics["orders"].id == ORDERS
 
 
 @pytest.mark.parametrize(("epoch", "leader"), [(4, 1), (5, 2), (6, 2)])

@@ -12,6 +12,7 @@ from tallystick.client.consumer.errors import CommitRefused
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
+from tallystick.protocol.messages.groups.membership import LeaveGroupResponse
 from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchResponse,
@@ -42,6 +43,18 @@ async def read_in_generation(consumer: ConsumerEngine, group: ScriptedGroup, gen
         while group.generation < generation or T0 not in consumer.assignment:
             await consumer.poll(1)
         assert await consumer.positions.position(T0) == 0
+
+
+def watch_leave(broker: ScriptedBroker) -> asyncio.Event:
+    """Return an event that is set when the broker is told that the group is left."""
+    left = asyncio.Event()
+
+    def answer(_: Seen) -> LeaveGroupResponse:
+        left.set()
+        return LeaveGroupResponse()
+
+    broker.scripts[ApiKey.LEAVE_GROUP] = answer
+    return left
 
 
 def test_positions_are_committed_under_the_generation_that_read_them() -> None:
@@ -89,6 +102,139 @@ def test_close_leaves_the_group_though_the_last_commit_does_not_succeed(silent: 
             await consumer.close(timeout_ms=20_000)
             assert group.commits
             assert broker.count(ApiKey.LEAVE_GROUP) == 1
+
+    asyncio.run(main())
+
+
+def park(broker: ScriptedBroker, key: ApiKey) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold back the answers to such requests. Return events: one was received; they may be answered."""
+    received, release, answer = asyncio.Event(), asyncio.Event(), broker.scripts[key]
+
+    async def hold_back(seen: Seen) -> object:
+        received.set()
+        await release.wait()
+        return answer(seen)
+
+    broker.scripts[key] = hold_back
+    return received, release
+
+
+def test_a_commit_does_not_wait_for_the_rebalance_that_its_member_has_joined() -> None:
+    """Until all have joined, the coordinator accepts it; behind JoinGroup its time limit would end both."""
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker, asyncio.timeout(60):
+            group = ScriptedGroup(broker)
+            cooperative = {"partition_assignment_strategy": "cooperative-sticky"}
+            consumer = consumer_of(broker, enable_auto_commit=False, **cooperative)
+            consumer.subscribe(["t"])
+            await read_in_generation(consumer, group, 1)
+            received, release = park(broker, ApiKey.JOIN_GROUP)
+            consumer.subscribe(["t", "u"])
+            while not received.is_set():
+                await consumer.poll(1)
+            assert consumer.assignment == {T0}
+            joins, connections = broker.count(ApiKey.JOIN_GROUP), broker.connections
+            async with asyncio.timeout(20):
+                await consumer.commit({T0: 5})
+            assert group.commits[0].generation_id_or_member_epoch == 1
+            assert broker.connections <= connections + 1
+            release.set()
+            await read_in_generation(consumer, group, 2)
+            assert broker.count(ApiKey.JOIN_GROUP) == joins
+            await consumer.close()
+
+    asyncio.run(main())
+
+
+def test_a_commit_waits_for_the_assignment_of_the_generation_that_it_is_made_in() -> None:
+    """Before, the coordinator would refuse it: REBALANCE_IN_PROGRESS."""
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker, asyncio.timeout(60):
+            group = ScriptedGroup(broker)
+            cooperative = {"partition_assignment_strategy": "cooperative-sticky"}
+            consumer = consumer_of(broker, enable_auto_commit=False, **cooperative)
+            consumer.subscribe(["t"])
+            await read_in_generation(consumer, group, 1)
+            received, release = park(broker, ApiKey.SYNC_GROUP)
+
+            async def answer() -> int:
+                return 0 if release.is_set() else ErrorCode.REBALANCE_IN_PROGRESS
+
+            group.answers = [answer]
+            consumer.subscribe(["t", "u"])
+            while not received.is_set():
+                await consumer.poll(1)
+            task = consumer.commit_soon({T0: 5})
+            for _ in range(10):
+                await consumer.poll(1)
+            release.set()
+            await task
+            assert group.commits[0].generation_id_or_member_epoch == 2
+            await consumer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("timeout_ms", [30_000, 0])
+@pytest.mark.parametrize("starts", [0, 2], ids=["at once", "under way"])
+def test_close_finishes_the_commits_that_were_begun(timeout_ms: int, starts: int) -> None:
+    """Before the group is left; and with no time they are sent, without waiting for an answer."""
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker:
+            group = ScriptedGroup(broker)
+
+            async def answer() -> int:
+                await asyncio.sleep(0)
+                return 0
+
+            group.answers = [answer] * 10
+            left = watch_leave(broker)
+            consumer = consumer_of(broker, enable_auto_commit=False)
+            consumer.subscribe(["t"])
+            await read_in_generation(consumer, group, 1)
+            tasks = consumer.commit_soon({T0: 5}), consumer.commit_soon({T0: 7})
+            for _ in range(starts):
+                await asyncio.sleep(0)
+            await consumer.close(timeout_ms)
+            if timeout_ms:
+                assert await asyncio.gather(*tasks) == [None, None]
+            async with asyncio.timeout(30):
+                await left.wait()
+            order = [
+                seen.key for seen in broker.seen if seen.key in (ApiKey.OFFSET_COMMIT, ApiKey.LEAVE_GROUP)
+            ]
+            assert order == [*order[:-1], ApiKey.LEAVE_GROUP]
+            assert group.commits[-1].topics[0].partitions[0].committed_offset == 7
+
+    asyncio.run(main())
+
+
+def test_close_leaves_the_group_though_a_commit_that_was_begun_has_no_answer() -> None:
+    """Half of the time is for the commits."""
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker:
+            group = ScriptedGroup(broker)
+
+            received = asyncio.Event()
+
+            async def answer() -> None:
+                received.set()
+
+            group.answers = [answer] * 100_000
+            left = watch_leave(broker)
+            consumer = consumer_of(broker, enable_auto_commit=False)
+            consumer.subscribe(["t"])
+            await read_in_generation(consumer, group, 1)
+            task = consumer.commit_soon({T0: 5})
+            async with asyncio.timeout(30):
+                await received.wait()
+                await consumer.close(timeout_ms=400)
+                await left.wait()
+            assert (await asyncio.gather(task, return_exceptions=True))[0] is not None
 
     asyncio.run(main())
 

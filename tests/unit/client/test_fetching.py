@@ -1,5 +1,8 @@
 """Positions and fetch sessions."""
 
+from collections.abc import Mapping
+from uuid import UUID
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +19,10 @@ from tallystick.client.consumer.fetch_state import (
 )
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX, TopicPartition
+from tallystick.protocol.primitives import NIL
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+OLD, NEW = UUID(int=1), UUID(int=2)
 
 
 def tracks(
@@ -157,6 +162,33 @@ def test_a_log_that_was_cut_takes_the_position_back() -> None:
     assert mine[A].position == Position(7, 3)
 
 
+def test_a_position_in_a_recreated_topic_keeps_its_offset_alone() -> None:
+    """The epoch is of another log. The new leader would say that its log diverges at its end."""
+    mine = tracks()
+    mine.seek(A, Position(10, 4))
+    assert mine.note_topic_id(A, OLD) == mine.note_topic_id(A, OLD) == Position(10, 4)
+    assert mine.note_topic_id(A, NEW) == mine[A].position == mine[A].rewind_position == Position(10)
+
+
+@pytest.mark.parametrize(("reset", "is_pinned"), [(None, False), (PositionSource.EARLIEST, True)])
+def test_where_another_log_is_an_error_the_epoch_stays_to_show_it(
+    reset: PositionSource | None, is_pinned: bool
+) -> None:
+    mine = tracks(reset)
+    mine.seek(A, Position(10, 4))
+    mine[A].is_pinned = is_pinned
+    mine.note_topic_id(A, OLD)
+    assert mine.note_topic_id(A, NEW) == Position(10, 4)
+
+
+@pytest.mark.parametrize("before", [UUID(int=0), NEW])
+def test_a_topic_id_that_becomes_known_is_no_recreation(before: UUID) -> None:
+    mine = tracks()
+    mine.seek(A, Position(10, 4))
+    for topic_id in (before, NEW, UUID(int=0), NEW):
+        assert mine.note_topic_id(A, topic_id) == Position(10, 4)
+
+
 @pytest.mark.parametrize(
     ("code", "verdict"),
     [
@@ -190,31 +222,47 @@ def test_a_replica_that_is_behind_is_left_for_the_leader() -> None:
     )
 
 
+def test_a_nearer_replica_is_read_until_its_time_is_over_or_it_failed() -> None:
+    """KIP-392: then the leader is asked, which may name another one."""
+    mine = tracks()
+    mine.set_preferred_replica(A, 2, 1000)
+    mine.set_preferred_replica(B, 3, 2000)
+    assert [mine.find_preferred_replica(at, 999) for at in (A, B)] == [2, 3]
+    assert [mine.find_preferred_replica(at, 1000) for at in (A, B)] == [None, 3]
+    mine.clear_preferred_replicas([B, TopicPartition("not assigned", 0)])
+    assert mine.find_preferred_replica(B, 1000) is None
+
+
 # ------------------------------------------------------------------------------ sessions
 
 
 class BrokersSide:
-    """What a broker remembers of the session (KIP-227)."""
+    """What a broker remembers of the session (KIP-227): by name, or by topic id (KIP-516)."""
 
-    def __init__(self) -> None:
-        self.id, self.epoch = 0, 0
-        self.wanted: dict[TopicPartition, PartitionFetchParams] = {}
+    def __init__(self, *, by_id: bool) -> None:
+        self.id, self.epoch, self.by_id = 0, 0, by_id
+        self.wanted: dict[tuple[UUID | None, TopicPartition], PartitionFetchParams] = {}
         self.created = 0
+
+    def keyed(
+        self, wanted: Mapping[TopicPartition, PartitionFetchParams]
+    ) -> dict[tuple[UUID | None, TopicPartition], PartitionFetchParams]:
+        return {(want.topic_id if self.by_id else None, at): want for at, want in wanted.items()}
 
     def step(self, step: FetchRequestData) -> tuple[int, int]:
         """Error code and session id."""
         if step.epoch == 0:
             self.created += 1
-            self.id, self.epoch, self.wanted = self.created, 1, dict(step.to_send)
+            self.id, self.epoch, self.wanted = self.created, 1, self.keyed(step.to_send)
             return ErrorCode.NONE, self.id
         if step.session_id != self.id:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0
         if step.epoch != self.epoch:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH, 0
         self.epoch += 1
-        for partition in step.to_forget:
-            self.wanted.pop(partition, None)
-        self.wanted |= step.to_send
+        self.wanted |= self.keyed(step.to_send)
+        for partition, topic_id in step.to_forget.items():
+            self.wanted.pop((topic_id if self.by_id else None, partition))
         return ErrorCode.NONE, self.id
 
     def forget(self) -> None:
@@ -223,16 +271,26 @@ class BrokersSide:
 
 WANTED = st.dictionaries(
     st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 2)),
-    st.builds(PartitionFetchParams, st.integers(0, 3), st.just(100), st.none(), st.none()),
+    st.builds(
+        PartitionFetchParams,
+        st.integers(0, 3),
+        st.just(100),
+        st.none(),
+        st.none(),
+        st.sampled_from([OLD, NEW]),
+    ),
 )
 
 
-@given(st.lists(st.tuples(WANTED, st.sampled_from(["", "answer lost", "request lost", "evicted"]))))
+@given(
+    st.booleans(),
+    st.lists(st.tuples(WANTED, st.sampled_from(["", "answer lost", "request lost", "evicted"]))),
+)
 def test_both_sides_of_a_session_mean_the_same(
-    steps: list[tuple[dict[TopicPartition, PartitionFetchParams], str]],
+    by_id: bool, steps: list[tuple[dict[TopicPartition, PartitionFetchParams], str]]
 ) -> None:
-    """Whatever is lost or evicted: a request that is answered asked for exactly what is wanted."""
-    session, broker = FetchSessionHandler(), BrokersSide()
+    """Whatever is lost, evicted or recreated: a request that is answered asked for exactly what is wanted."""
+    session, broker = FetchSessionHandler(), BrokersSide(by_id=by_id)
     for wanted, mishap in steps:
         if mishap == "evicted":
             broker.forget()
@@ -246,7 +304,7 @@ def test_both_sides_of_a_session_mean_the_same(
             continue
         session.handle_response(error, session_id)
         if error == ErrorCode.NONE:
-            assert broker.wanted == wanted
+            assert broker.wanted == broker.keyed(wanted)
 
 
 def test_only_what_changed_is_named() -> None:
@@ -256,7 +314,25 @@ def test_only_what_changed_is_named() -> None:
     session.handle_response(0, 7)
     moved = PartitionFetchParams(5, 100, None, None)
     step = session.build_request({A: moved})
-    assert (step.session_id, step.epoch, step.to_send, step.to_forget) == (7, 1, {A: moved}, (B,))
+    assert (step.session_id, step.epoch, step.to_send, step.to_forget) == (7, 1, {A: moved}, {B: NIL})
+
+
+def test_a_recreated_topic_begins_a_new_session() -> None:
+    """Nothing but the topic's id has changed, and the session of the broker has the old one."""
+    session = FetchSessionHandler()
+    session.build_request({A: PartitionFetchParams(0, 100, 1, None, OLD)})
+    session.handle_response(0, 7)
+    want = PartitionFetchParams(0, 100, 1, None, NEW)
+    step = session.build_request({A: want})
+    assert (step.session_id, step.epoch, step.to_send, step.to_forget) == (7, 0, {A: want}, {})
+
+
+def test_a_partition_is_forgotten_under_the_id_that_the_session_has() -> None:
+    session = FetchSessionHandler()
+    session.build_request({A: PartitionFetchParams(0, 100, 1, None, OLD)})
+    session.handle_response(0, 7)
+    other = {TopicPartition("u", 0): PartitionFetchParams(0, 100, 1, None, NEW)}
+    assert session.build_request(other).to_forget == {A: OLD}
 
 
 def test_a_broker_without_sessions_is_told_everything_each_time() -> None:

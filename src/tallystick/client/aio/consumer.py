@@ -214,7 +214,10 @@ class Consumer(Generic[K, V]):
         return self._engine.metrics()
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Commit if auto-commit is on, leave the group, close the connections."""
+        """Commit if auto-commit is on, leave the group, close the connections.
+
+        Commits of `commit_soon` are finished first, in half of the time at most.
+        """
         await self._engine.close(int(timeout_s * 1000))
 
     async def __aenter__(self) -> Self:

@@ -55,7 +55,7 @@ class CommitRequestManager:
     ) -> None:
         self._config, self._cluster, self._subscriptions = config, cluster, subscriptions
         self._coordinator, self._group_offsets, self._deadlines = coordinator, group_offsets, deadlines
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._pending: dict[asyncio.Task[None], _PendingCommit] = {}
         self._lock = asyncio.Lock()
         self._next_auto_commit_ms = 0
 
@@ -89,7 +89,7 @@ class CommitRequestManager:
 
     def auto_commit_if_due(self) -> None:
         """Commit the positions of the last `poll` when due: polling again means its records are processed."""
-        if not self._config.enable_auto_commit or self._tasks:
+        if not self._config.enable_auto_commit or self._pending:
             return
         if self._cluster.now_ms() >= self._next_auto_commit_ms and self._coordinator.member.may_commit:
             self.restart_auto_commit_interval()
@@ -100,22 +100,40 @@ class CommitRequestManager:
         if self._config.enable_auto_commit:
             await self._commit_last_positions(partitions, self._config.default_api_timeout_ms)
 
-    async def auto_commit_before_close(self, timeout_ms: int) -> None:
-        """Commit the positions of all partitions, if auto-commit is on; with 0, without waiting."""
-        if not self._config.enable_auto_commit:
+    async def finish_before_close(self, timeout_ms: int) -> None:
+        """Commit the positions of all partitions, if auto-commit is on, and wait for the pending commits.
+
+        They would be refused once the group is left. With 0, all are sent without waiting for an answer.
+
+        Source: Kafka ConsumerCoordinator.close.
+        """
+        if not timeout_ms:
+            self._commit_without_reply()
             return
-        partitions = self._subscriptions.assigned_partitions
-        if timeout_ms:
-            # Half of the time is for LeaveGroup; without it the others wait for the session timeout.
-            await self._commit_last_positions(partitions, timeout_ms // 2)
-        elif self._coordinator.member.may_commit:
-            commit = self._build_last_commit(partitions)
-            if commit.offsets:
-                self._group_offsets.commit_without_reply(commit.metadata, commit.offsets)
+        # Half of the time is for LeaveGroup; without it the others wait for the session timeout.
+        limit_ms = timeout_ms // 2
+        deadline = self._cluster.start_deadline("timeout_ms", limit_ms)
+        if self._config.enable_auto_commit:
+            await self._commit_last_positions(self._subscriptions.assigned_partitions, limit_ms)
+        if self._pending:
+            await asyncio.wait(self._pending, timeout=self._deadlines.compute_remaining_s(deadline))
+
+    def _commit_without_reply(self) -> None:
+        """Send the pending commits, and the positions if auto-commit is on, as one commit."""
+        commits = [*self._pending.values()]
+        if self._config.enable_auto_commit:
+            commits.append(self._build_last_commit(self._subscriptions.assigned_partitions))
+        offsets: dict[TopicPartition, OffsetAndMetadata] = {}
+        for commit in commits:
+            if commit.member.may_commit and self._is_same_generation(commit.member):
+                offsets |= commit.offsets
+        if offsets:
+            metadata, lane = self._coordinator.group_metadata(), self._coordinator.commit_lane
+            self._group_offsets.commit_without_reply(metadata, offsets, lane)
 
     def cancel(self) -> None:
         """Cancel all commits."""
-        for task in self._tasks:
+        for task in self._pending:
             task.cancel()
 
     async def _commit_last_positions(self, partitions: Iterable[TopicPartition], timeout_ms: int) -> None:
@@ -162,12 +180,12 @@ class CommitRequestManager:
     def _start_commit(self, commit: _PendingCommit) -> "asyncio.Task[None]":
         coroutine = self._commit_in_order(commit, self._deadlines.start())
         task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
+        self._pending[task] = commit
         task.add_done_callback(self._on_commit_done)
         return task
 
     def _on_commit_done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
+        self._pending.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
             _log.warning("a commit failed: %s", task.exception())
 
@@ -185,6 +203,10 @@ class CommitRequestManager:
         finally:
             self._lock.release()
 
+    def _is_same_generation(self, member: Membership) -> bool:
+        now = self._coordinator.member
+        return (now.member_id, now.generation) == (member.member_id, member.generation)
+
     async def _commit(self, commit: _PendingCommit, deadline: Deadline) -> None:
         """Commit under the generation in which the positions were read.
 
@@ -194,11 +216,12 @@ class CommitRequestManager:
         member = commit.member
         if not member.may_commit:
             raise CommitRefused("this consumer is not a member of its group now")
-        now = self._coordinator.member
-        if (now.member_id, now.generation) != (member.member_id, member.generation):
+        if not self._is_same_generation(member):
             raise CommitRefused("this consumer joined its group anew after it read up to these offsets")
         try:
-            await self._group_offsets.commit(commit.metadata, commit.offsets, deadline)
+            await self._group_offsets.commit(
+                commit.metadata, commit.offsets, deadline, lambda: self._coordinator.commit_lane
+            )
         except BrokerRefused as exc:
             if classify_error("OffsetCommit", exc.code) not in _REJOIN_REACTIONS:
                 raise

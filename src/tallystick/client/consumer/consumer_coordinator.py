@@ -139,6 +139,15 @@ class ConsumerCoordinator:
             answer.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     @property
+    def commit_lane(self) -> str:
+        """Connection for OffsetCommit: another one while a JoinGroup may hold up the group's.
+
+        Until all members have joined, the coordinator accepts offsets of the old generation. While SYNCING it
+        accepts none: on the group's connection they arrive behind SyncGroup, when it accepts them again.
+        """
+        return "" if self.member.phase is Phase.JOINING else GROUP_LANE
+
+    @property
     def _leave_lane(self) -> str:
         """Connection for LeaveGroup: another one while a JoinGroup or SyncGroup may hold up the group's.
 

@@ -10,9 +10,12 @@ assignment has changed [CLI-35].
 Truncation: every request names the leader epoch of the last record; a leader whose log does not have it
 returns the offset where the logs diverge (KIP-320, KIP-595), and the position goes back there.
 
+A topic that was recreated is read from the same offset on; where its log does not have it, as for any other
+position that does not exist, `auto.offset.reset` decides.
+
 `FetchSessionHandler` is the client's half of KIP-227: it names what changed since the last request.
 
-Source: KIP-227, KIP-320; SubscriptionState, FetchSessionHandler, FetchCollector.
+Source: KIP-227, KIP-320, KIP-516; SubscriptionState, FetchSessionHandler, FetchCollector.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 from typing import Final
+from uuid import UUID
 
 from tallystick.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.client.retry import find_rule
@@ -27,6 +31,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Remedy
 from tallystick.kernel.ids import INT32_MAX, TopicPartition
 from tallystick.kernel.value import Value
+from tallystick.protocol.primitives import NIL
 
 LATEST_MS: Final = -1
 EARLIEST_MS: Final = -2
@@ -64,8 +69,9 @@ class TopicPartitionState:
     position_source         where it comes from
     position_version        changes with every seek and assignment: an answer to an earlier request is dropped
     has_pending_fetch       fetched data waits to be taken, or a request for it is in flight
-    preferred_read_replica  a broker nearer than the leader (KIP-392)
+    preferred_read_replica  a broker nearer than the leader (KIP-392), until `replica_expires_ms`
     is_pinned               a position that does not exist is an error, whatever auto.offset.reset says
+    topic_id                of the topic that is read; nil until it is fetched, or where the cluster has none
     rewind_position         where reading resumes if the records returned since do not count: the last
                             commit, or else where it began or was sought; None with the position
     """
@@ -76,10 +82,12 @@ class TopicPartitionState:
     is_paused: bool = False
     has_pending_fetch: bool = False
     preferred_read_replica: int | None = None
+    replica_expires_ms: int = 0
     high_watermark: int | None = None
     last_stable_offset: int | None = None
     log_start_offset: int | None = None
     is_pinned: bool = False
+    topic_id: UUID = NIL
     rewind_position: Position | None = None
 
 
@@ -218,6 +226,23 @@ class SubscriptionState:
         if track is not None and track.position_version == serial:
             track.position = to
 
+    def note_topic_id(self, partition: TopicPartition, topic_id: UUID) -> Position | None:
+        """Note which topic of this name is read now, and return the position in it.
+
+        In a topic that was recreated, the position keeps its offset, as with Kafka's consumer. It loses the
+        epoch, which is of another log: the new leader would answer that its log diverges at its end, and
+        everything before that would be skipped. Where a divergence is an error for the user, the epoch stays,
+        since it shows that the log is another one.
+        """
+        track = self._states[partition]
+        if topic_id != NIL:
+            is_recreated = track.topic_id not in (NIL, topic_id)
+            track.topic_id = topic_id
+            if is_recreated and self._reset_source is not None and not track.is_pinned:
+                track.position = _without_epoch(track.position)
+                track.rewind_position = _without_epoch(track.rewind_position)
+        return track.position
+
     def reset_position(self, partition: TopicPartition) -> bool:
         """Reset a position that does not exist. Return False if that is an error for the user."""
         if self._reset_source is None or self._states[partition].is_pinned:
@@ -266,6 +291,24 @@ class SubscriptionState:
             if track.high_watermark is not None and track.position is not None
         }
 
+    def set_preferred_replica(self, partition: TopicPartition, replica: int, expires_at_ms: int) -> None:
+        """Read from the replica that the leader named; after that time the leader is asked again."""
+        track = self._states[partition]
+        track.preferred_read_replica, track.replica_expires_ms = replica, expires_at_ms
+
+    def find_preferred_replica(self, partition: TopicPartition, now_ms: int) -> int | None:
+        """Return the replica to read from, if the leader named one lately."""
+        track = self._states[partition]
+        if now_ms >= track.replica_expires_ms:
+            track.preferred_read_replica = None
+        return track.preferred_read_replica
+
+    def clear_preferred_replicas(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read from the leaders."""
+        for partition in partitions:
+            if (track := self._states.get(partition)) is not None:
+                track.preferred_read_replica = None
+
     def list_fetchable(self) -> Iterable[tuple[TopicPartition, TopicPartitionState, Position]]:
         """Return the partitions that may be fetched now."""
         return (
@@ -275,22 +318,30 @@ class SubscriptionState:
         )
 
 
+def _without_epoch(position: Position | None) -> Position | None:
+    return None if position is None else Position(position.offset)
+
+
 class PartitionFetchParams(Value):
-    """Fetch parameters of one partition."""
+    """Fetch parameters of one partition. `topic_id` is nil where the cluster has none."""
 
     offset: int
     max_bytes: int
     leader_epoch: int | None
     last_fetched_epoch: int | None
+    topic_id: UUID = NIL
 
 
 class FetchRequestData(Value):
-    """One request of a session: partitions to name, and partitions to remove."""
+    """One request of a session: partitions to name, and partitions to remove.
+
+    to_forget  each with the topic id under which the session has it: the topic may have been recreated
+    """
 
     session_id: int
     epoch: int
     to_send: Mapping[TopicPartition, PartitionFetchParams]
-    to_forget: tuple[TopicPartition, ...]
+    to_forget: Mapping[TopicPartition, UUID]
 
 
 class FetchSessionHandler:
@@ -302,15 +353,20 @@ class FetchSessionHandler:
         self._session_partitions: dict[TopicPartition, PartitionFetchParams] = {}
 
     def build_request(self, params: Mapping[TopicPartition, PartitionFetchParams]) -> FetchRequestData:
-        """Return the next request for `params`: everything in a new session, else only what changed."""
+        """Return the next request for `params`: everything in a new session, else only what changed.
+
+        From Fetch 13 on the broker's session knows topics by id, before it by name. A partition whose topic
+        has another id now begins a new session: it would be another partition to the one, the same to the
+        other, and this is rare.
+        """
+        before, self._session_partitions = self._session_partitions, dict(params)
+        changes = {p: want for p, want in params.items() if before.get(p) != want}
+        if any(p in before and before[p].topic_id != want.topic_id for p, want in changes.items()):
+            self._epoch = INITIAL_SESSION_EPOCH
         if self._epoch == INITIAL_SESSION_EPOCH:
-            changes: Mapping[TopicPartition, PartitionFetchParams] = params
-            forgotten_partitions: tuple[TopicPartition, ...] = ()
-        else:
-            changes = {p: want for p, want in params.items() if self._session_partitions.get(p) != want}
-            forgotten_partitions = tuple(p for p in self._session_partitions if p not in params)
-        self._session_partitions = dict(params)
-        return FetchRequestData(self._id, self._epoch, changes, forgotten_partitions)
+            return FetchRequestData(self._id, self._epoch, params, {})
+        to_forget = {p: want.topic_id for p, want in before.items() if p not in params}
+        return FetchRequestData(self._id, self._epoch, changes, to_forget)
 
     def handle_response(self, error: int, session_id: int) -> None:
         """Continue the session after an answer, or begin a new one with the next request."""
@@ -325,5 +381,8 @@ class FetchSessionHandler:
             self._epoch = 1 if self._epoch == INT32_MAX else self._epoch + 1
 
     def handle_error(self) -> None:
-        """Begin a new session: without an answer, it is unknown whether the broker applied the request."""
+        """Begin a new session, after a request without an answer or an answer about something else.
+
+        It is unknown what the broker's session has.
+        """
         self._epoch = INITIAL_SESSION_EPOCH

@@ -9,7 +9,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
-from uuid import UUID
 
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.arrow import RowChunk, take_chunk
@@ -184,12 +183,17 @@ class Fetcher:
         """Fetch from every leader without a request in flight, for partitions without buffered data."""
         params_by_node: dict[int, dict[TopicPartition, tuple[PartitionFetchParams, int]]] = {}
         unknown: list[TopicPartition] = []
-        image = self._cluster.image
-        for partition, track, position in self._subscriptions.list_fetchable():
+        image, now_ms = self._cluster.image, self._cluster.now_ms()
+        for partition, track, known_position in self._subscriptions.list_fetchable():
             info = image.find_partition(partition)
             node = image.find_leader(partition)
-            if track.preferred_read_replica is not None and track.preferred_read_replica in image.nodes:
-                node = track.preferred_read_replica
+            replica = self._subscriptions.find_preferred_replica(partition, now_ms)
+            if replica is not None and not image.is_online_replica(partition, replica):
+                # The leader may know more than our metadata. Asked at once, it would name the replica again.
+                self._subscriptions.clear_preferred_replicas([partition])
+                unknown.append(partition)
+                continue
+            node = node if replica is None else replica
             if node is None or info is None:
                 code = image.find_leader_error(partition)
                 if partition.topic in image.error_codes and not find_rule("Metadata", code).remedy.repeats:
@@ -199,11 +203,14 @@ class Fetcher:
                 else:
                     unknown.append(partition)
             elif node not in self._in_flight:
+                topic_id = image.topics[partition.topic].id
+                position = self._subscriptions.note_topic_id(partition, topic_id) or known_position
                 params = PartitionFetchParams(
                     position.offset,
                     self._config.max_partition_fetch_bytes,
                     info.leader_epoch,
                     position.leader_epoch,
+                    topic_id,
                 )
                 params_by_node.setdefault(node, {})[partition] = (params, track.position_version)
         for node, params_by_partition in params_by_node.items():
@@ -228,7 +235,7 @@ class Fetcher:
         try:
             retries, refresh = await self._send_fetch(node, session, params)
         except Exception as exc:
-            session.handle_error()
+            self._handle_failed_fetch(session, params)
             buffered_partitions = {at_hand.completed_fetch.partition for at_hand in self._completed_fetches}
             for partition, (_, serial) in params.items():
                 # Buffered records are returned first, and not fetched again.
@@ -250,33 +257,37 @@ class Fetcher:
     ) -> tuple[dict[TopicPartition, None], bool]:
         """Return the partitions to ask for again after a backoff, and whether to refresh metadata."""
         step = session.build_request({partition: want for partition, (want, _) in params.items()})
-        request, by_id = self._build_request(step)
+        topic_ids = {want.topic_id for want, _ in params.values()}.union(step.to_forget.values())
         try:
             answer = await self._cluster.send(
                 node,
-                request,
+                self._build_request(step),
                 FetchResponse,
-                max_version=None if by_id is not None else _TOPIC_NAME_VERSION_MAX,
+                max_version=_TOPIC_NAME_VERSION_MAX if NIL in topic_ids else None,
                 timeout_ms=self._config.client.request_timeout_ms,
                 lane=FETCH_LANE,
             )
         except ClientError as exc:
             if not exc.remedy.repeats:
                 raise
-            session.handle_error()
+            self._handle_failed_fetch(session, params)
             _log.debug("fetch from broker %d: %s", node, exc)
             return dict.fromkeys(params), True
         session.handle_response(answer.error_code, answer.session_id)
         if answer.error_code:
             _log.debug("fetch session with broker %d: code %d", node, answer.error_code)
-        return self._handle_response(node, answer, params, by_id or {})
+        return self._handle_response(node, answer, params)
 
-    def _build_request(self, step: FetchRequestData) -> tuple[FetchRequest, dict[UUID, str] | None]:
-        """Return the request, and topic names by id; None for the names if some topic has no id."""
-        config, topics = self._config, self._cluster.image.topics
-        names = {p.topic for p in (*step.to_send, *step.to_forget)}
-        ids = {topic: topics[topic].id if topic in topics else NIL for topic in names}
-        request = FetchRequest(
+    def _handle_failed_fetch(
+        self, session: FetchSessionHandler, partitions: Iterable[TopicPartition]
+    ) -> None:
+        """Begin a new session, and read from the leaders. Source: Kafka AbstractFetch.handleFetchFailure."""
+        session.handle_error()
+        self._subscriptions.clear_preferred_replicas(partitions)
+
+    def _build_request(self, step: FetchRequestData) -> FetchRequest:
+        config = self._config
+        return FetchRequest(
             max_wait_ms=config.fetch_max_wait_ms,
             min_bytes=config.fetch_min_bytes,
             max_bytes=config.fetch_max_bytes,
@@ -286,7 +297,7 @@ class Fetcher:
             topics=tuple(
                 FetchTopic(
                     topic=topic,
-                    topic_id=ids[topic],
+                    topic_id=step.to_send[partitions[0]].topic_id,
                     partitions=tuple(_build_fetch_partition(at, step.to_send[at]) for at in partitions),
                 )
                 for topic, partitions in group_by_topic(step.to_send).items()
@@ -294,14 +305,13 @@ class Fetcher:
             forgotten_topics_data=tuple(
                 ForgottenTopic(
                     topic=topic,
-                    topic_id=ids[topic],
+                    topic_id=step.to_forget[forgotten_partitions[0]],
                     partitions=tuple(p.partition for p in forgotten_partitions),
                 )
                 for topic, forgotten_partitions in group_by_topic(step.to_forget).items()
             ),
             rack_id=config.client_rack,
         )
-        return request, None if NIL in ids.values() else {i: topic for topic, i in ids.items()}
 
     # ------------------------------------------------------------------------- answers
 
@@ -310,20 +320,19 @@ class Fetcher:
         node: int,
         answer: FetchResponse,
         params: dict[TopicPartition, tuple[PartitionFetchParams, int]],
-        names: dict[UUID, str],
     ) -> tuple[dict[TopicPartition, None], bool]:
         """Act on every partition; return those to ask for again after a backoff, and whether to refresh."""
         retries: dict[TopicPartition, None] = {}
         refresh = False
         idle = dict(params)
+        # `params` are all partitions of the session: names by id are those that it was built with.
+        names = {want.topic_id: at.topic for at, (want, _) in params.items()}
+        is_session_off = bool(answer.error_code)
         for topic in answer.responses:
-            name = (
-                topic.topic
-                or names.get(topic.topic_id)
-                or self._cluster.image.find_topic_name(topic.topic_id)
-            )
+            name = topic.topic or names.get(topic.topic_id, "")
             for data in topic.partitions:
-                at = TopicPartition(name or "", data.partition_index)
+                at = TopicPartition(name, data.partition_index)
+                is_session_off |= at not in params
                 if at not in idle:
                     continue
                 want, serial = idle.pop(at)
@@ -331,10 +340,15 @@ class Fetcher:
                 if verdict in (FetchOutcome.RETRY, FetchOutcome.REFRESH_METADATA):
                     retries[at] = None
                     refresh = refresh or verdict is FetchOutcome.REFRESH_METADATA
+        if is_session_off and not answer.error_code:
+            # Source: Kafka FetchSessionHandler.verifyIncrementalFetchResponsePartitions. If the session were
+            # kept, an error that it has for the other partition would be answered at once, again and again.
+            _log.info("broker %d answered about partitions that are not in its fetch session", node)
+            self._sessions[node].handle_error()
         # KIP-227: a session's response omits partitions without changes; one with an error code omits all.
         for at, (_, serial) in idle.items():
             track = self._subscriptions.get(at)
-            if answer.error_code:
+            if is_session_off:
                 retries[at] = None
             elif track is not None and track.position_version == serial:
                 track.has_pending_fetch = False
@@ -352,12 +366,13 @@ class Fetcher:
             from_replica=track.preferred_read_replica == node,
             diverges=diverging.end_offset >= 0,
         )
+        if data.error_code:
+            # Source: Kafka FetchUtils.requestMetadataUpdate. The leader decides what comes next.
+            self._subscriptions.clear_preferred_replicas([at])
         track.has_pending_fetch = verdict in (FetchOutcome.RETRY, FetchOutcome.REFRESH_METADATA)
         match verdict:
             case FetchOutcome.DATA:
                 self._buffer_data(at, data, want, serial)
-            case FetchOutcome.READ_FROM_LEADER:
-                track.preferred_read_replica = None
             case FetchOutcome.OUT_OF_RANGE if not self._subscriptions.reset_position(at):
                 why = f"offset {want.offset} is not in the log"
                 self._queue_error(at, serial, PositionUnknown(at.topic, at.partition, why))
@@ -384,7 +399,8 @@ class Fetcher:
         track.log_start_offset = data.log_start_offset if data.log_start_offset >= 0 else None
         # KIP-392: the leader names a replica nearer to client.rack.
         if data.preferred_read_replica >= 0:
-            track.preferred_read_replica = data.preferred_read_replica
+            expires_at_ms = self._cluster.now_ms() + self._config.client.metadata_max_age_ms
+            self._subscriptions.set_preferred_replica(at, data.preferred_read_replica, expires_at_ms)
         if not data.records:
             return
         aborted_transactions = None

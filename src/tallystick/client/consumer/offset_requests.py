@@ -220,7 +220,7 @@ class GroupOffsetRequests:
         return offsets
 
     def commit_without_reply(
-        self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+        self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata], lane: str
     ) -> None:
         """Send a commit if the coordinator is known, without waiting for the answer."""
         node = self._cluster.get_cached_coordinator("group", group.group_id)
@@ -229,23 +229,34 @@ class GroupOffsetRequests:
                 node,
                 build_offset_commit_request(group, offsets),
                 max_version=OFFSET_COMMIT_VERSION_MAX,
-                lane=GROUP_LANE,
+                lane=lane,
             )
             answer.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     async def commit(
-        self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline
+        self,
+        group: GroupMetadata,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        deadline: Deadline,
+        choose_lane: Callable[[], str],
     ) -> None:
         """Commit. Raises: BrokerRefused for the first partition that was refused; TimedOut.
 
         Partitions that are refused for good do not keep the others from being retried.
+
+        Args:
+            choose_lane: returns the connection for the next attempt.
         """
         request = build_offset_commit_request(group, offsets)
 
         async def attempt() -> None:
             node = await self._cluster.find_coordinator("group", group.group_id)
             answer = await self._cluster.send(
-                node, request, OffsetCommitResponse, max_version=OFFSET_COMMIT_VERSION_MAX, lane=GROUP_LANE
+                node,
+                request,
+                OffsetCommitResponse,
+                max_version=OFFSET_COMMIT_VERSION_MAX,
+                lane=choose_lane(),
             )
             refusals = sorted(
                 parse_offset_commit_errors(answer).values(), key=lambda each: not each.remedy.repeats

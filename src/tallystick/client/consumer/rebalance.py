@@ -149,8 +149,8 @@ class MembershipManager:
                 await self._coordinator.stop_and_leave(member, reason)
 
     async def close(self, timeout_ms: int) -> None:
-        """Commit if auto-commit is on, and leave the group; with 0, without waiting for answers."""
-        await self.commits.auto_commit_before_close(timeout_ms)
+        """Finish all commits, and leave the group; with 0, without waiting for answers."""
+        await self.commits.finish_before_close(timeout_ms)
         await self.leave(_CLOSE_REASON, at_once=not timeout_ms)
 
     def cancel(self) -> None:

@@ -73,9 +73,15 @@ class MetadataImage(Value, kw_only=True):
             return None
         return partition.leader
 
-    def find_topic_name(self, topic_id: UUID) -> str | None:
-        """Return the name of a topic by its id. Cost: linear; keep a dict to read whole responses."""
-        return next((t.name for t in self.topics.values() if t.id == topic_id), None)
+    def is_online_replica(self, at: TopicPartition, node: int) -> bool:
+        """Tell whether a broker has a replica of the partition and can be asked for it."""
+        partition = self.find_partition(at)
+        return (
+            partition is not None
+            and node in self.nodes
+            and node in partition.replicas
+            and node not in partition.offline
+        )
 
     def find_leader_error(self, at: TopicPartition) -> int:
         """Return the error code for a partition without a usable leader."""
