@@ -283,6 +283,18 @@ def test_what_fails_without_a_gap_needs_no_new_epoch() -> None:
     assert machine.apply_end(None, version=1).state is S.UNCLAIMED
 
 
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_a_numbered_batch_that_fails_while_aborting_needs_a_new_epoch(version: int) -> None:
+    """KIP-360. Its error is of no account, and a batch without numbers leaves no gap."""
+    aborting = after(writing(version=version), TxnCall.ABORT)
+    assert aborting.apply_failure("Produce", TOO_LARGE) == aborting
+    ended = aborting.note_sequence_gap().apply_end(pair(42, 8) if version == 2 else None, version=version)
+    assert ended.state is (S.READY if version == 2 else S.UNCLAIMED)
+    assert not ended.needs_epoch_bump
+    deciding = after(after(writing(version=1), TxnCall.PREPARE).mark_flushed(), TxnCall.ABORT)
+    assert deciding.note_sequence_gap() == deciding, "all of a prepared transaction was flushed [CLI-45]"
+
+
 def test_a_transaction_ends_as_it_was_started_when_the_version_changes() -> None:
     """KAFKA-18227: complete with the old protocol, then move the epoch."""
     machine = after(writing(version=1, mode=None), TxnCall.COMMIT)

@@ -78,8 +78,8 @@ class Sender:
         if not config.enable_idempotence:
             self._outstanding_max = config.max_in_flight_requests_per_connection
 
-    def _note_failure(self, at: TopicPartition, error: ClientError) -> None:
-        self.producer_identity.note_failure(at, error)
+    def _note_failure(self, at: TopicPartition, error: ClientError, is_numbered: bool) -> None:
+        self.producer_identity.note_failure(at, error, is_numbered=is_numbered)
 
     # -------------------------------------------------------------------------- sending
 
