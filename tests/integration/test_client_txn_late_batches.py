@@ -12,7 +12,7 @@ import pytest
 from tests.support.scripted_broker import ScriptedBroker, Seen
 
 from tallystick.client.config import ProducerConfig
-from tallystick.client.errors import AbortRequired
+from tallystick.client.errors import AbortRequired, TimedOut
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.delivery import Delivery
@@ -190,6 +190,40 @@ def test_a_batch_that_waits_for_a_retry_at_the_abort_leaves_no_gap_to_the_next_t
             second = await late.send(b"b")
             assert (await second).offset == 7
             await late.txn.commit()
+            assert world.produced == [(0, 0), (1, 0)]
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("answer", ["written", "fenced", "lost"])
+def test_the_next_transaction_waits_for_a_batch_that_was_given_up_in_flight(
+    version: int, answer: str
+) -> None:
+    """[CLI-23] Its partition begins at 0 under the next epoch after the answer; the abort does not wait."""
+
+    async def run() -> None:
+        async with late_producer(version) as (world, late):
+            fenced = ErrorCode.INVALID_PRODUCER_EPOCH if answer == "fenced" else ErrorCode.NONE
+            world.produce_codes = [fenced, ErrorCode.NONE]
+            world.may_answer.clear()
+            await late.txn.begin()
+            first = await late.send(b"a")
+            await asyncio.to_thread(eventually, lambda: world.produced)
+            late.pass_time(DELIVERY_TIMEOUT_MS)
+            with pytest.raises(AbortRequired, match=r"delivery\.timeout\.ms"):
+                await late.txn.commit()
+            await late.txn.abort()
+            await late.txn.begin()
+            second = await late.send(b"b")
+            assert late.engine.metrics()["requests-in-flight"] == 1
+            if answer == "lost":
+                world.leader.hang_up()
+                await asyncio.to_thread(eventually, lambda: len(world.produced) == 2)
+            world.may_answer.set()
+            assert (await second).offset == 7
+            await late.txn.commit()
+            assert isinstance(first.exception(0), TimedOut)
             assert world.produced == [(0, 0), (1, 0)]
 
     asyncio.run(asyncio.wait_for(run(), 60))

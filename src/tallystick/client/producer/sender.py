@@ -377,9 +377,12 @@ class Sender:
                 del self._partitions[queue]
 
     def restart_sequences(self) -> None:
-        """Begin every partition at sequence 0 with its next batch. Nothing is outstanding."""
+        """Begin every partition at sequence 0 with its next batch: the producer id or epoch has changed."""
         for slot in self._partitions.values():
-            slot.in_flight.restart_sequences()
+            # A batch that was given up may be in flight still. Its partition begins at 0 after the answer:
+            # until then `may_assign_sequence` holds back batches of another producer id or epoch [CLI-23].
+            if not slot.in_flight.outstanding_count:
+                slot.in_flight.restart_sequences()
 
 
 def _build_unknown_outcome_error(tp: TopicPartition, code: int) -> ClientError:
