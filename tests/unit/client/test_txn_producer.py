@@ -335,7 +335,7 @@ def test_every_answer_to_a_decision(machine: TxnProducerState, call: TxnCall) ->
         elif machine.state is S.PREPARED:
             assert state is S.PREPARED
         elif rule.remedy.repeats:
-            assert state is S.IN_TRANSACTION
+            assert state is (S.IN_TRANSACTION if call is TxnCall.COMMIT else S.ABORTABLE_ERROR)
         elif rule.remedy is Remedy.ABORT and call is TxnCall.COMMIT:
             assert state is S.ABORTABLE_ERROR
         else:
@@ -362,7 +362,16 @@ def test_a_decision_that_never_left_can_be_taken_again() -> None:
     assert after(writing(), TxnCall.COMMIT).apply_failure("EndTxn", LATE).state is S.IN_TRANSACTION
     assert after(prepared(), TxnCall.COMMIT).apply_failure("EndTxn", LATE).state is S.PREPARED
     broken = writing().apply_failure("Produce", TOO_LARGE)
-    assert after(broken, TxnCall.ABORT).apply_failure("EndTxn", LATE).state is S.ABORTABLE_ERROR
+    again = after(broken, TxnCall.ABORT).apply_failure("EndTxn", LATE)
+    assert (again.state, again.error) == (S.ABORTABLE_ERROR, TOO_LARGE), "the first failure says why"
+
+
+def test_an_abort_that_never_left_is_not_followed_by_a_commit() -> None:
+    """[CLI-47] The abort has failed records that waited, so only another abort is left."""
+    left = after(writing(), TxnCall.ABORT).apply_failure("EndTxn", LATE)
+    assert (left.state, left.error, left.decision) == (S.ABORTABLE_ERROR, LATE, None)
+    assert isinstance(left.apply_call(TxnCall.COMMIT), IllegalCall)
+    assert after(left, TxnCall.ABORT).apply_end(pair(42, 8), version=2).state is S.READY
 
 
 FOUND = {

@@ -408,5 +408,8 @@ class TxnProducerState(Value, kw_only=True):
         if error.remedy is Remedy.ABORT and self.decision is TxnDecision.COMMIT:
             return replace(self, state=S.ABORTABLE_ERROR, error=error)
         if error.remedy.repeats:  # nothing arrived: the same call, or an abort, may be tried
+            if self.decision is TxnDecision.ABORT:
+                # It has failed the records that waited, so no commit may follow [CLI-47].
+                return replace(self, state=S.ABORTABLE_ERROR, decision=None, error=self.error or error)
             return replace(self, state=self.decided_from, decision=None)
         return replace(self, state=S.FATAL, error=error)
