@@ -19,6 +19,7 @@ from tests.support.login_listener import LoginListener
 from tests.support.scram_users import find_in
 from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 
+from tallystick.client.blocking.thread import _new_loop as new_engine_loop
 from tallystick.client.config import AdminConfig
 from tallystick.client.errors import AuthenticationFailed, ConnectionLost, TlsFailed, Unreachable
 from tallystick.client.net.cluster import Cluster
@@ -29,14 +30,22 @@ from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.security.sasl import SaslHandshakeResponse
 from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataResponse
 from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.security.sasl import scram_client
 from tallystick.security.sasl.oauthbearer import OauthBearerServer, TokenRefused, ValidatedToken
 from tallystick.security.sasl.plain import PlainServer
-from tallystick.security.sasl.scram import SCRAM_SHA_256, SCRAM_SHA_512, create_credential
+from tallystick.security.sasl.scram import (
+    SCRAM_SHA_256,
+    SCRAM_SHA_512,
+    ScramMechanism,
+    compute_salted_password,
+    create_credential,
+)
 from tallystick.security.sasl.scram_server import ScramServer
 from tallystick.testing import eventually
 
 pytestmark = pytest.mark.server
 
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 PASSWORD = "correct horse"
 PLAIN = {"PLAIN": lambda: PlainServer({"alice": Secret(PASSWORD)}.get)}
 SCRAM = {
@@ -343,6 +352,62 @@ def test_a_broker_that_hangs_up_in_the_login_is_tried_again() -> None:
             await cluster.close()
 
     run(main)
+
+
+@pytest.mark.parametrize("has_tls", [False, True], ids=["SASL_PLAINTEXT", "SASL_SSL"])
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, new_engine_loop], ids=["asyncio", "engine"])
+def test_a_connection_that_ends_while_the_proof_is_computed_is_replaced(
+    pki: Pki, monkeypatch: pytest.MonkeyPatch, new_loop: LoopFactory, has_tls: bool
+) -> None:
+    """The login goes on in another thread meanwhile, and finds its connection gone."""
+    proving, may_go_on = threading.Event(), threading.Event()
+
+    def compute_late(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> bytes:
+        proving.set()
+        assert may_go_on.wait(30)
+        return compute_salted_password(mechanism, password, salt, iterations)
+
+    monkeypatch.setattr(scram_client, "compute_salted_password", compute_late)
+
+    async def main() -> None:
+        listener = LoginListener(SCRAM)
+        context, host = (pki.server_context(), "localhost") if has_tls else (None, "127.0.0.1")
+        async with ScriptedBroker(ssl=context, host=host) as broker:
+            listener.install(broker)
+            tls = {**pki.trusting(), "security.protocol": "SASL_SSL"} if has_tls else {}
+            cluster = new_cluster(broker, **{**ALICE, **tls, "sasl.mechanism": "SCRAM-SHA-256"})
+            asking = asyncio.create_task(ask(cluster))
+            await asyncio.to_thread(eventually, proving.is_set)
+            broker.hang_up()
+            await asyncio.to_thread(eventually, lambda: cluster.metrics()["connection-count"] == 0)
+            may_go_on.set()
+            assert (await asking).cluster_id == "scripted"
+            assert (broker.connections, listener.principals) == (2, ["alice"])
+            await cluster.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(asyncio.wait_for(main(), 60))
+
+
+def test_whatever_ends_an_attempt_to_connect_fails_what_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise RuntimeError("a defect")
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker:
+            LoginListener(SCRAM).install(broker)
+            cluster = new_cluster(broker, **ALICE, **{"sasl.mechanism": "SCRAM-SHA-256"})
+            with monkeypatch.context() as defect:
+                defect.setattr(scram_client, "compute_salted_password", fail)
+                with pytest.raises(Unreachable, match="RuntimeError: a defect"):
+                    await cluster.send_to_any(MetadataRequest(topics=()), MetadataResponse)
+            await ask(cluster)
+            await cluster.close()
+
+    run(main)
+    assert "the attempt to connect" in caplog.text
 
 
 # ------------------------------------------------------------------------------- tokens, KIP-368

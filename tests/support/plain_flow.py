@@ -70,7 +70,7 @@ class PlainProducer:
                 self.cluster.start_deadline("delivery.timeout.ms", 20_000),
             )
         except ClientError as exc:
-            self.txn.send_context.note_batch_failure(at, exc)
+            self.txn.send_context.note_batch_failure(at, exc, is_numbered=True)
             raise
         self.flow.sequences[at] = self.flow.sequences.get(at, 0) + 1
 

@@ -11,7 +11,8 @@ from typing import ClassVar
 import pytest
 
 from tallystick.client.blocking.thread import EngineThread, engine_thread, run_in_caller
-from tallystick.client.errors import Closed, IllegalState, TimedOut
+from tallystick.client.errors import ClientError, Closed, IllegalState, TimedOut
+from tallystick.client.producer.delivery import BatchOutcome, Delivery
 from tallystick.kernel.errors import Effect
 from tallystick.testing import FakeClock, eventually
 
@@ -128,6 +129,26 @@ def test_a_call_from_the_engine_thread_is_refused() -> None:
 
     with pytest.raises(IllegalState, match="nested: called from a callback on the engine thread"):
         engine.run(nested(), 10, "outer")
+
+
+def test_a_delivery_is_looked_at_and_not_waited_for_on_the_engine_thread() -> None:
+    """[CLI-60] Any other thread may wait, one with a loop of its own included."""
+    outcome = BatchOutcome("t", 0)
+
+    def wait(timeout: float | None) -> type[BaseException]:
+        with pytest.raises(ClientError) as caught:
+            Delivery(outcome, 0).result(timeout)
+        assert caught.value.effect is Effect.UNKNOWN, "the record is still on its way"
+        return caught.type
+
+    async def wait_on_a_loop() -> type[BaseException]:
+        return wait(0.01)
+
+    refusals = [engine_thread().call(lambda limit=limit: wait(limit), "wait") for limit in (None, 10, 0)]
+    assert refusals == [IllegalState, IllegalState, TimedOut]
+    assert asyncio.run(wait_on_a_loop()) is TimedOut
+    outcome.complete(Closed("closed"))
+    assert isinstance(engine_thread().call(Delivery(outcome, 0).exception, "exception"), Closed)
 
 
 def test_a_callback_runs_in_the_thread_that_waits() -> None:

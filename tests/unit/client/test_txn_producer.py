@@ -283,6 +283,18 @@ def test_what_fails_without_a_gap_needs_no_new_epoch() -> None:
     assert machine.apply_end(None, version=1).state is S.UNCLAIMED
 
 
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_a_numbered_batch_that_fails_while_aborting_needs_a_new_epoch(version: int) -> None:
+    """KIP-360. Its error is of no account, and a batch without numbers leaves no gap."""
+    aborting = after(writing(version=version), TxnCall.ABORT)
+    assert aborting.apply_failure("Produce", TOO_LARGE) == aborting
+    ended = aborting.note_sequence_gap().apply_end(pair(42, 8) if version == 2 else None, version=version)
+    assert ended.state is (S.READY if version == 2 else S.UNCLAIMED)
+    assert not ended.needs_epoch_bump
+    deciding = after(after(writing(version=1), TxnCall.PREPARE).mark_flushed(), TxnCall.ABORT)
+    assert deciding.note_sequence_gap() == deciding, "all of a prepared transaction was flushed [CLI-45]"
+
+
 def test_a_transaction_ends_as_it_was_started_when_the_version_changes() -> None:
     """KAFKA-18227: complete with the old protocol, then move the epoch."""
     machine = after(writing(version=1, mode=None), TxnCall.COMMIT)
@@ -323,7 +335,7 @@ def test_every_answer_to_a_decision(machine: TxnProducerState, call: TxnCall) ->
         elif machine.state is S.PREPARED:
             assert state is S.PREPARED
         elif rule.remedy.repeats:
-            assert state is S.IN_TRANSACTION
+            assert state is (S.IN_TRANSACTION if call is TxnCall.COMMIT else S.ABORTABLE_ERROR)
         elif rule.remedy is Remedy.ABORT and call is TxnCall.COMMIT:
             assert state is S.ABORTABLE_ERROR
         else:
@@ -350,7 +362,16 @@ def test_a_decision_that_never_left_can_be_taken_again() -> None:
     assert after(writing(), TxnCall.COMMIT).apply_failure("EndTxn", LATE).state is S.IN_TRANSACTION
     assert after(prepared(), TxnCall.COMMIT).apply_failure("EndTxn", LATE).state is S.PREPARED
     broken = writing().apply_failure("Produce", TOO_LARGE)
-    assert after(broken, TxnCall.ABORT).apply_failure("EndTxn", LATE).state is S.ABORTABLE_ERROR
+    again = after(broken, TxnCall.ABORT).apply_failure("EndTxn", LATE)
+    assert (again.state, again.error) == (S.ABORTABLE_ERROR, TOO_LARGE), "the first failure says why"
+
+
+def test_an_abort_that_never_left_is_not_followed_by_a_commit() -> None:
+    """[CLI-47] The abort has failed records that waited, so only another abort is left."""
+    left = after(writing(), TxnCall.ABORT).apply_failure("EndTxn", LATE)
+    assert (left.state, left.error, left.decision) == (S.ABORTABLE_ERROR, LATE, None)
+    assert isinstance(left.apply_call(TxnCall.COMMIT), IllegalCall)
+    assert after(left, TxnCall.ABORT).apply_end(pair(42, 8), version=2).state is S.READY
 
 
 FOUND = {

@@ -100,7 +100,8 @@ class Producer(Generic[K, V]):
             partition: instead of that choice.
             timestamp_ms: milliseconds since the epoch; now by default.
             headers: names and contents, in order; a name may occur twice.
-            on_delivery: called with the Delivery when it is done, on the engine thread.
+            on_delivery: called with the Delivery when it is done, on the engine thread. It may send, and wait
+                for nothing: waiting there is refused with IllegalState.
         Returns: a Delivery: `result(timeout)` is a RecordMetadata (topic, partition, offset, timestamp_ms).
         Raises: nothing was taken: TimedOut, TooLarge, UnknownTopic, IllegalState outside a transaction,
             AbortRequired when the transaction has failed, TypeError for anything but bytes, Closed;

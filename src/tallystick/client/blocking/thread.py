@@ -17,7 +17,7 @@ the same call is repeated [CLI-67]. An interrupted commit is in doubt, or done, 
 called again.
 
 Callbacks of the caller, such as those of a rebalance, run in its thread while it waits: `run_in_caller`.
-A call from the engine thread would wait for itself, and is refused [CLI-60].
+A call from the engine thread would wait for itself, and is refused, as is waiting for a delivery [CLI-60].
 """
 
 import asyncio
@@ -33,8 +33,9 @@ from time import monotonic
 from typing import Final, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
-from tallystick.client.errors import ClientError, Closed, IllegalState, TimedOut
+from tallystick.client.errors import ClientError, Closed, TimedOut
 from tallystick.client.forks import build_forked_error
+from tallystick.client.waits import check_may_wait, mark_engine_thread
 from tallystick.kernel.errors import Effect
 
 try:
@@ -152,6 +153,7 @@ class EngineThread:
             raise TimedOut("engine thread", int(_START_TIMEOUT_S * 1000), "starting the engine thread")
 
     def _main(self) -> None:
+        mark_engine_thread()
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             runner.run(self._run_until_stopped())
 
@@ -291,11 +293,7 @@ class EngineThread:
 
     def _check_caller(self, doing: str) -> None:
         self.check_process(doing)
-        if threading.get_ident() == self._thread.ident:
-            raise IllegalState(
-                f"{doing}: called from a callback on the engine thread, which would wait for itself; "
-                "hand the work to a thread of your own"
-            )
+        check_may_wait(doing)
 
     def wait_for(self, call: _ThreadCall[T], limit_s: float) -> T:
         """Wait for a started call. An interrupt or the limit ends the wait, and the call goes on.

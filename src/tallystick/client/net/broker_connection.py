@@ -121,7 +121,7 @@ class BrokerConnection:
         return self._connect_task
 
     async def _connect(self) -> None:
-        """Make one attempt to connect, after the backoff for earlier failures."""
+        """Make one attempt to connect, after the backoff for earlier failures; send or fail the backlog."""
         config = self._settings.config
         if self._failure_count:
             wait_ms = compute_backoff_ms(
@@ -140,11 +140,13 @@ class BrokerConnection:
                 self._connect_progress,
             )
         except (Unreachable, AuthenticationFailed) as exc:
-            self._failure_count += 1
-            self.last_failure = exc
             _log.log(logging.ERROR if isinstance(exc, AuthenticationFailed) else logging.DEBUG, "%s", exc)
-            for pending in self._take_backlog():
-                pending.fail(_copy_failure(exc))
+            self._fail_backlog(exc)
+            return
+        except Exception as exc:
+            # Of whatever kind: the backlog would wait for an attempt that has ended.
+            _log.exception("the attempt to connect to %s failed", self.address)
+            self._fail_backlog(Unreachable(str(self.address), f"{type(exc).__name__}: {exc}"))
             return
         self._failure_count = 0
         self.last_failure = None
@@ -153,6 +155,12 @@ class BrokerConnection:
         for pending in self._take_backlog():
             if not pending.response_future.done():
                 connection.submit(pending)
+
+    def _fail_backlog(self, failure: Unreachable | AuthenticationFailed) -> None:
+        self._failure_count += 1
+        self.last_failure = failure
+        for pending in self._take_backlog():
+            pending.fail(_copy_failure(failure))
 
     def _take_backlog(self) -> list[PendingRequest]:
         backlog, self._backlog = self._backlog, []

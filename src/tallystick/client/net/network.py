@@ -403,7 +403,9 @@ class Connection:
             self._login_timer = self._loop.call_later(after_ms / 1000, self._require_login)
 
     async def _send_login_request(self, request: LoginRequest) -> object:
-        """Send a request of a login, whatever waits, and return its answer."""
+        """Send a request of a login, whatever waits, and return its answer. Raises: ClientError."""
+        if not self.is_usable:  # it ended while the mechanism computed this request in another thread
+            raise Unreachable(str(self.address), f"the login lost its connection: {self._close_reason}")
         versions, timeout_ms = self.protocol_state.versions, self._throttle_ms_max
         if isinstance(request, SaslHandshakeRequest):
             spec = API_SPECS[ApiKey.SASL_HANDSHAKE]
@@ -417,6 +419,7 @@ class Connection:
         pending.address = self.address
         self._send_now(pending, version, _encode_body(request, spec, version))
         self._schedule_check(pending.expires_at_ms)
+        pending.start_timer()  # whatever becomes of the connection: a login holds back every other request
         return await pending.response_future
 
     def _require_login(self) -> None:
@@ -480,12 +483,8 @@ class Connection:
         overdue_request = next((pending for pending in flying if pending.expires_at_ms <= now), None)
         if overdue_request is not None:
             overdue_request.time_out()
-            self.fail(
-                TimeoutError(
-                    f"{overdue_request.spec.name} was not answered within "
-                    f"{overdue_request.deadline.length_ms} ms"
-                )
-            )
+            limit_ms = overdue_request.deadline.length_ms
+            self.fail(TimeoutError(f"{overdue_request.spec.name} was not answered within {limit_ms} ms"))
             return
         for pending, _, _ in self._send_queue:
             if pending.expires_at_ms <= now:
@@ -524,6 +523,7 @@ class Connection:
         for timer in (self._deadline_timer, self._throttle_timer, self._login_timer, self._login_task):
             if timer is not None:
                 timer.cancel()
+        self._deadline_timer = self._throttle_timer = self._login_timer = None
         # Kafka closes a connection without a word if something else than a login comes first.
         is_mute = not self._has_answered and not self._socket.settings.security.has_login
         self._fail_all(why or _CLOSED_BY_BROKER, _LOGIN_HINT if is_mute else "")

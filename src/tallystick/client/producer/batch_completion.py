@@ -61,7 +61,8 @@ class SenderHooks:
 class BatchCompletion:
     """Ends batches, or sends them again. Owned by a Sender.
 
-    note_failure  called for each batch that failed for good, right before its outcome is settled
+    note_failure  called for each batch that failed for good, right before its outcome is settled, and told
+                  whether the batch had sequence numbers
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class BatchCompletion:
         *,
         clock: Clock,
         hooks: SenderHooks,
-        note_failure: Callable[[TopicPartition, ClientError], None],
+        note_failure: Callable[[TopicPartition, ClientError, bool], None],
     ) -> None:
         self._config, self._pool, self._metrics = config, pool, metrics
         self._clock, self._hooks, self._note_failure = clock, hooks, note_failure
@@ -122,7 +123,11 @@ class BatchCompletion:
     def fail(self, slot: PartitionSendState, batch: InFlightBatch, error: ClientError) -> None:
         """End a batch that has failed for good."""
         slot.in_flight.remove(batch, failed=True)
-        self._finish(batch.content, error.after(Effect.UNKNOWN if batch.maybe_sent else Effect.NONE))
+        self._finish(
+            batch.content,
+            error.after(Effect.UNKNOWN if batch.maybe_sent else Effect.NONE),
+            is_numbered=batch.sequence.identity is not None,
+        )
 
     def fail_unsent(self, batch: SealedBatch, error: ClientError) -> None:
         """End a batch that was never sent."""
@@ -135,21 +140,22 @@ class BatchCompletion:
         """
         if not batch.content.outcome.is_complete:
             batch.maybe_sent = True
-            self._settle(batch.content, error.after(Effect.UNKNOWN))
+            is_numbered = batch.sequence.identity is not None
+            self._settle(batch.content, error.after(Effect.UNKNOWN), is_numbered=is_numbered)
 
-    def _finish(self, batch: SealedBatch, error: ClientError | None) -> None:
+    def _finish(self, batch: SealedBatch, error: ClientError | None, *, is_numbered: bool = False) -> None:
         """Free the memory of a batch and settle its outcome, unless that happened in time."""
         self._pool.release(batch.size)
         self._hooks.on_change()
         if not batch.outcome.is_complete:
-            self._settle(batch, error)
+            self._settle(batch, error, is_numbered=is_numbered)
 
-    def _settle(self, batch: SealedBatch, error: ClientError | None) -> None:
+    def _settle(self, batch: SealedBatch, error: ClientError | None, *, is_numbered: bool) -> None:
         if error is None:
             self._metrics.records_sent += batch.count
         else:
             self._metrics.record_errors += batch.count
-            self._note_failure(batch.tp, error)
+            self._note_failure(batch.tp, error, is_numbered)
         batch.outcome.complete(error)
 
 

@@ -17,6 +17,7 @@ from typing import Final, Self
 from tallystick.client.errors import ClientError, TimedOut
 from tallystick.client.forks import build_forked_error, get_process_token
 from tallystick.client.producer.batches import TimestampRun, find_timestamp
+from tallystick.client.waits import check_may_wait
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import Offset, TimestampMs
 from tallystick.kernel.value import Value
@@ -26,6 +27,7 @@ _log = logging.getLogger("tallystick.client")
 DeliveryCallback = Callable[["Delivery"], object]
 
 _WAIT_MAX_S: Final = threading.TIMEOUT_MAX
+_WAITING: Final = "waiting for a record's delivery"
 
 
 class RecordMetadata(Value):
@@ -101,7 +103,7 @@ class BatchOutcome:
         Raises: IllegalState in a forked child, where the outcome is never settled [CLI-61].
         """
         if self._process_token is not get_process_token() and not self.is_complete:
-            raise build_forked_error("waiting for a record's delivery")
+            raise build_forked_error(_WAITING)
         self._callbacks.append((callback, ticket))
         if self.is_complete:
             self._notify()
@@ -191,7 +193,7 @@ class Delivery:
 
         The wait takes no longer than delivery.timeout.ms, which ends every batch.
         Raises: the error the record failed with; TimedOut when `timeout` is over first: the record stays in
-            flight and may still be written.
+            flight and may still be written; IllegalState in a callback, which would wait for itself [CLI-60].
         """
         self._wait(timeout)
         return self.outcome.build_metadata(self.ticket)
@@ -208,12 +210,14 @@ class Delivery:
     def _wait(self, timeout: float | None) -> None:
         if self.outcome.is_complete:
             return
+        if timeout is None or timeout > 0:
+            check_may_wait(_WAITING, Effect.UNKNOWN)  # still in flight, and possibly written already
         lock = threading.Lock()
         lock.acquire()
         self.outcome.add_callback(lambda _: lock.release(), self.ticket)
         if not lock.acquire(timeout=-1 if timeout is None else min(timeout, _WAIT_MAX_S)):
-            timeout_error = TimedOut("timeout", int((timeout or 0) * 1000), "waiting for a record's delivery")
-            raise timeout_error.after(Effect.UNKNOWN)  # still in flight, and possibly written already
+            timeout_error = TimedOut("timeout", int((timeout or 0) * 1000), _WAITING)
+            raise timeout_error.after(Effect.UNKNOWN)
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call `callback` with this delivery when it is done, in the engine's thread; at once if it is."""
@@ -258,7 +262,7 @@ class BatchDelivery:
     def result(self, timeout: float | None = None) -> BatchMetadata:
         """Return where the records are; wait up to `timeout` seconds for all of them together.
 
-        Raises: the error of the first part that failed; TimedOut.
+        Raises: the error of the first part that failed; TimedOut; IllegalState, as `Delivery.result`.
         """
         until = None if timeout is None else monotonic() + timeout
         for piece in self._deliveries:

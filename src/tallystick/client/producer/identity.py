@@ -49,8 +49,12 @@ class ProducerIdentity(Protocol):
     def may_send_to(self, at: TopicPartition) -> bool:
         """Tell whether a batch for this partition may be sent now; if not, `wake` is called when it may."""
 
-    def note_failure(self, at: TopicPartition, error: ClientError) -> None:
-        """Note that a batch, with its records, failed for good."""
+    def note_failure(self, at: TopicPartition, error: ClientError, *, is_numbered: bool) -> None:
+        """Note that a batch, with its records, failed for good.
+
+        Args:
+            is_numbered: it had sequence numbers, which may be missing at the broker now.
+        """
 
 
 class NoIdentity:
@@ -73,7 +77,7 @@ class NoIdentity:
     def may_send_to(self, at: TopicPartition) -> bool:
         return True
 
-    def note_failure(self, at: TopicPartition, error: ClientError) -> None:
+    def note_failure(self, at: TopicPartition, error: ClientError, *, is_numbered: bool) -> None:
         """Do nothing: the delivery carries the error, and nothing else depends on it."""
 
 
@@ -170,8 +174,8 @@ class TransactionalIdentity:
             self._add_task = asyncio.get_running_loop().create_task(self._add_partitions())
         return False
 
-    def note_failure(self, at: TopicPartition, error: ClientError) -> None:
-        self._context.note_batch_failure(at, error)
+    def note_failure(self, at: TopicPartition, error: ClientError, *, is_numbered: bool) -> None:
+        self._context.note_batch_failure(at, error, is_numbered=is_numbered)
 
     async def _add_partitions(self) -> None:
         """Add all partitions wanted by now to the transaction in one request; repeat until none is left."""
@@ -184,7 +188,7 @@ class TransactionalIdentity:
             # The transaction has failed; batches that wait for it fail with `find_fatal_error`.
             self._partitions_to_add.clear()
             if self._context.may_send_batches:
-                self._context.note_batch_failure(next(iter(partitions)), exc)
+                self._context.note_batch_failure(next(iter(partitions)), exc, is_numbered=False)
         finally:
             self._add_task = None
             self._wake()

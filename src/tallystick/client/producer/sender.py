@@ -78,8 +78,8 @@ class Sender:
         if not config.enable_idempotence:
             self._outstanding_max = config.max_in_flight_requests_per_connection
 
-    def _note_failure(self, at: TopicPartition, error: ClientError) -> None:
-        self.producer_identity.note_failure(at, error)
+    def _note_failure(self, at: TopicPartition, error: ClientError, is_numbered: bool) -> None:
+        self.producer_identity.note_failure(at, error, is_numbered=is_numbered)
 
     # -------------------------------------------------------------------------- sending
 
@@ -377,9 +377,12 @@ class Sender:
                 del self._partitions[queue]
 
     def restart_sequences(self) -> None:
-        """Begin every partition at sequence 0 with its next batch. Nothing is outstanding."""
+        """Begin every partition at sequence 0 with its next batch: the producer id or epoch has changed."""
         for slot in self._partitions.values():
-            slot.in_flight.restart_sequences()
+            # A batch that was given up may be in flight still. Its partition begins at 0 after the answer:
+            # until then `may_assign_sequence` holds back batches of another producer id or epoch [CLI-23].
+            if not slot.in_flight.outstanding_count:
+                slot.in_flight.restart_sequences()
 
 
 def _build_unknown_outcome_error(tp: TopicPartition, code: int) -> ClientError:

@@ -43,8 +43,12 @@ class TxnContext(Protocol):
         Raises: ClientError, with which their batches fail.
         """
 
-    def note_batch_failure(self, partition: TopicPartition, error: ClientError) -> None:
-        """Note that a batch failed for good: the transaction can no longer be committed [CLI-47]."""
+    def note_batch_failure(self, partition: TopicPartition, error: ClientError, *, is_numbered: bool) -> None:
+        """Note that a batch failed for good: the transaction can no longer be committed [CLI-47].
+
+        Args:
+            is_numbered: it had sequence numbers, which may be missing at the broker now.
+        """
 
 
 class RecordFlow(Protocol):

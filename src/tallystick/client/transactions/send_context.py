@@ -64,8 +64,10 @@ class TxnSendContext:
             await self._holder.run_part("AddPartitionsToTxn", request)
             self._added_partitions |= missing
 
-    def note_batch_failure(self, partition: TopicPartition, error: ClientError) -> None:
+    def note_batch_failure(self, partition: TopicPartition, error: ClientError, *, is_numbered: bool) -> None:
         self._holder.current = self._holder.current.apply_failure("Produce", error)
+        if is_numbered:
+            self._holder.current = self._holder.current.note_sequence_gap()
 
     async def wait_for_added(self) -> None:
         """Wait until no partition is being added: one added after EndTxn would open the next transaction."""

@@ -385,6 +385,17 @@ class TxnProducerState(Value, kw_only=True):
             return replace(self, needs_epoch_bump=stale)  # the first failure says why
         return replace(self, state=S.ABORTABLE_ERROR, error=error, needs_epoch_bump=stale)
 
+    def note_sequence_gap(self) -> "TxnProducerState":
+        """Note that a numbered batch failed: without another epoch its partition would take no more.
+
+        While the transaction is aborted, nothing else changes. Nothing of a prepared one can fail.
+
+        Source: KIP-360. Kafka's producer sends numbered batches to their end before it sends EndTxn.
+        """
+        if self.state is not S.ABORTING or self.decided_from is S.PREPARED:
+            return self
+        return self if self.version >= EPOCH_BUMP_VERSION else replace(self, needs_epoch_bump=True)
+
     def _apply_end_failure(self, error: ClientError) -> "TxnProducerState":
         """Apply a failed decision. A prepared transaction stays prepared: no error can un-prepare it.
 
@@ -397,5 +408,8 @@ class TxnProducerState(Value, kw_only=True):
         if error.remedy is Remedy.ABORT and self.decision is TxnDecision.COMMIT:
             return replace(self, state=S.ABORTABLE_ERROR, error=error)
         if error.remedy.repeats:  # nothing arrived: the same call, or an abort, may be tried
+            if self.decision is TxnDecision.ABORT:
+                # It has failed the records that waited, so no commit may follow [CLI-47].
+                return replace(self, state=S.ABORTABLE_ERROR, decision=None, error=self.error or error)
             return replace(self, state=self.decided_from, decision=None)
         return replace(self, state=S.FATAL, error=error)
