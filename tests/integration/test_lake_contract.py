@@ -267,6 +267,42 @@ def test_a_table_that_others_keep_busy_decides_nothing(place: Place) -> None:
         row.decide(decision(0), OLD, moves_of(write_files(place, OLD, [1])))
 
 
+@pytest.mark.parametrize("unknown", [ATTEMPTS_MAX, ATTEMPTS_MAX - 1], ids=["last", "last but one"])
+def test_a_busy_table_that_does_not_answer_at_last_is_in_doubt(place: Place, unknown: int) -> None:
+    """[LAK-1] The version of the attempt that was not answered is not there yet: it may arrive."""
+    row = open_row(place)
+    row.claim(OLD, is_last)
+    outcomes = iter(
+        CommitOutcome.UNKNOWN if n == unknown else CommitOutcome.BEATEN for n in range(1, ATTEMPTS_MAX + 1)
+    )
+
+    class Silent(Interposed):
+        def commit(self, *_: Any) -> CommitOutcome:
+            return next(outcomes)
+
+    row._table = Silent(row._table, None)  # type: ignore[assignment]
+    with pytest.raises(InDoubt, match="Restart the query"):
+        row.decide(decision(0), OLD, moves_of(write_files(place, OLD, [1])))
+
+
+def test_an_attempt_whose_version_others_have_taken_is_settled(place: Place) -> None:
+    """[LAK-1] Late, and nothing is decided: what was not answered can no longer arrive."""
+    row = open_row(place)
+    row.claim(OLD, is_last)
+    files = write_files(place, OLD, [1])
+
+    class Silent(Interposed):
+        def commit(self, *_: Any) -> CommitOutcome:
+            place.append([100])
+            return CommitOutcome.UNKNOWN
+
+    row._table = Silent(row._table, None)  # type: ignore[assignment]
+    answers = iter([True, False])
+    with pytest.raises(VoteLost, match="took so long"):
+        row.decide(decision(0), OLD, moves_of(files), lambda: next(answers))
+    assert read_ids(place) == [100]
+
+
 def test_a_decision_that_is_late_is_not_made(place: Place) -> None:
     row = open_row(place)
     row.claim(OLD, is_last)
