@@ -87,6 +87,16 @@ def test_a_decision_is_one_entry_of_the_log(tmp_path: Path) -> None:
     assert [next(iter(json.loads(line))) for line in text.splitlines()] == ["commitInfo", "add", "txn"]
 
 
+def test_entries_that_a_process_keeps_are_few(place: Path) -> None:
+    """A query commits every few seconds for months; what is not kept is read again."""
+    table = DeltaLakeTable(parse_table_url(f"delta:{place}"), {})
+    for version in range(20):
+        assert table.read(PREFIX).version == version
+        entry = LakeEntry(key=PREFIX, owner=str(OLD), commit=str(version))
+        assert table.commit(version, entry, ()) is CommitOutcome.COMMITTED
+    assert len(table._entries) <= 8
+
+
 # --------------------------------------------------------------------------------------- tables refused
 
 

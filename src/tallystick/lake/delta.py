@@ -79,6 +79,7 @@ _COLUMN_RULES: Final = {
     "delta.identity.start": "an identity",
 }
 _ADD_COLUMNS_ATTEMPTS: Final = 20
+_ENTRIES_MAX: Final = 8
 _DECORATION: Final = re.compile(r"\x1b\[[0-9;]*m|\u21b3")
 
 
@@ -164,8 +165,11 @@ class DeltaLakeTable:
                 "may be in the table and not in the topics: compare them, then begin with onNewPrefix=adopt"
             )
         self._make_durable(version, text or b"")  # its writer may have died before it was on the disk
-        self._entries = {**dict(list(self._entries.items())[-7:]), version: entry}
+        self._remember(version, entry)
         return entry
+
+    def _remember(self, version: int, entry: LakeEntry) -> None:
+        self._entries = dict([*self._entries.items(), (version, entry)][-_ENTRIES_MAX:])
 
     # ---- committing
 
@@ -201,7 +205,7 @@ class DeltaLakeTable:
             except OSError as exc:
                 _log.warning("%s: version %d may not be on the disk yet: %s", self._url, next_version, exc)
                 return CommitOutcome.UNKNOWN
-            self._entries = {**self._entries, next_version: entry}
+            self._remember(next_version, entry)
             return CommitOutcome.COMMITTED
 
     def check_fence(self) -> None:
