@@ -9,20 +9,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.support.effort import LONG
-from tests.support.lake_tables import PLACES, PREFIX, Place, read_ids, write_files
+from tests.support.lake_tables import PLACES, PREFIX, IcebergPlace, Place, read_ids, write_files
 
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.lake.entries import CommitOutcome, LakeEntry
-from tallystick.lake.errors import EntryLost, TableBusy, UnusableTable
+from tallystick.lake.errors import EntryLost, SchemaDiffers, TableBusy, UnusableTable
+from tallystick.lake.names import StorageOptions, parse_table_url
+from tallystick.lake.opening import LakeLocation
 from tallystick.lake.ports import DataFile, LakeTable
 from tallystick.lake.sweeping import look_for_orphans, remove_orphans
 from tallystick.spark.decisions.lake_row import ATTEMPTS_MAX, LakeRow, encode_files
-from tallystick.spark.options.sinks import StagedMoves
+from tallystick.spark.options.sinks import StagedMoves, to_table
 from tallystick.spark.protocol.committable import Decision, JobChecksums, RowChecksum
 from tallystick.spark.protocol.errors import PrefixTaken, VoteLost
+from tallystick.spark.sink.lake_batch import LakeTarget, prepare_target
 
 pytest.importorskip("deltalake", reason="needs the extra delta")
 pytest.importorskip("pyiceberg", reason="needs the extra iceberg")
@@ -267,12 +272,84 @@ def test_a_table_that_others_keep_busy_decides_nothing(place: Place) -> None:
         row.decide(decision(0), OLD, moves_of(write_files(place, OLD, [1])))
 
 
+@pytest.mark.parametrize("unknown", [ATTEMPTS_MAX, ATTEMPTS_MAX - 1], ids=["last", "last but one"])
+def test_a_busy_table_that_does_not_answer_at_last_is_in_doubt(place: Place, unknown: int) -> None:
+    """[LAK-1] The version of the attempt that was not answered is not there yet: it may arrive."""
+    row = open_row(place)
+    row.claim(OLD, is_last)
+    outcomes = iter(
+        CommitOutcome.UNKNOWN if n == unknown else CommitOutcome.BEATEN for n in range(1, ATTEMPTS_MAX + 1)
+    )
+
+    class Silent(Interposed):
+        def commit(self, *_: Any) -> CommitOutcome:
+            return next(outcomes)
+
+    row._table = Silent(row._table, None)  # type: ignore[assignment]
+    with pytest.raises(InDoubt, match="Restart the query"):
+        row.decide(decision(0), OLD, moves_of(write_files(place, OLD, [1])))
+
+
+def test_an_attempt_whose_version_others_have_taken_is_settled(place: Place) -> None:
+    """[LAK-1] Late, and nothing is decided: what was not answered can no longer arrive."""
+    row = open_row(place)
+    row.claim(OLD, is_last)
+    files = write_files(place, OLD, [1])
+
+    class Silent(Interposed):
+        def commit(self, *_: Any) -> CommitOutcome:
+            place.append([100])
+            return CommitOutcome.UNKNOWN
+
+    row._table = Silent(row._table, None)  # type: ignore[assignment]
+    answers = iter([True, False])
+    with pytest.raises(VoteLost, match="took so long"):
+        row.decide(decision(0), OLD, moves_of(files), lambda: next(answers))
+    assert read_ids(place) == [100]
+
+
 def test_a_decision_that_is_late_is_not_made(place: Place) -> None:
     row = open_row(place)
     row.claim(OLD, is_last)
     with pytest.raises(VoteLost, match="took so long"):
         row.decide(decision(0), OLD, moves_of(write_files(place, OLD, [1])), lambda: False)
     assert read_ids(place) == []
+
+
+# ----------------------------------------------------------------------------------------------- upserts
+
+
+def test_an_upsert_of_some_columns_takes_nothing_from_the_others(place: Place) -> None:
+    """A row that is replaced keeps what the batch has no column for; where it would not, nothing begins."""
+    place.append([1, 2])
+    place.add_column()
+    files = place.open_writer(OLD, "aa")
+    files.write(pa.record_batch({"id": pa.array([1, 3], pa.int64()), "more": ["x", "y"]}))
+    fields = [StructField("id", LongType()), StructField("more", StringType())]
+    if place.format == "iceberg":
+        with pytest.raises(SchemaDiffers, match=r"no column name, which .* would lose.*Nothing was written"):
+            prepare_upsert(place, StructType(fields))
+        files.discard()
+    else:
+        target = prepare_upsert(place, StructType(fields))
+        row = open_row(place)
+        row.claim(OLD, is_last)
+        row.expect_batch(target.definition, target.keys)
+        row.decide(decision(0), OLD, moves_of(files.finish()))
+        rows = sorted(place.read().to_pylist(), key=lambda each: each["id"])
+        assert [(each["name"], each["more"]) for each in rows] == [
+            ("other 1", "x"),
+            ("other 2", None),
+            (None, "y"),
+        ]
+    fields.insert(1, StructField("name", StringType()))
+    assert prepare_upsert(place, StructType(fields)).keys == ("id",)
+
+
+def prepare_upsert(place: Place, rows: StructType) -> LakeTarget:
+    options = place.properties if isinstance(place, IcebergPlace) else place.options
+    location = LakeLocation(url=parse_table_url(place.url), storage_options=StorageOptions.build(options))
+    return prepare_target(location, to_table(place.url, write="upsert", keys=["id"]), rows)
 
 
 # --------------------------------------------------------------------------------- what the next driver reads

@@ -4,6 +4,7 @@ What Delta shares with Iceberg is in test_lake_contract.py.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from tallystick.spark.decisions.lake_row import LakeRow
 pytest.importorskip("deltalake", reason="needs the extra delta")
 
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from tallystick.lake.delta import DeltaLakeTable
 
@@ -85,6 +86,136 @@ def test_a_decision_is_one_entry_of_the_log(tmp_path: Path) -> None:
     assert read_ids(table) == [1, 2]
     text = (table.folder / "_delta_log" / f"{1:020d}.json").read_text()
     assert [next(iter(json.loads(line))) for line in text.splitlines()] == ["commitInfo", "add", "txn"]
+
+
+def test_entries_that_a_process_keeps_are_few(place: Path) -> None:
+    """A query commits every few seconds for months; what is not kept is read again."""
+    table = DeltaLakeTable(parse_table_url(f"delta:{place}"), {})
+    for version in range(20):
+        assert table.read(PREFIX).version == version
+        entry = LakeEntry(key=PREFIX, owner=str(OLD), commit=str(version))
+        assert table.commit(version, entry, ()) is CommitOutcome.COMMITTED
+    assert len(table._entries) <= 8
+
+
+# --------------------------------------------------------------------------- another log at the same place
+
+OTHER_SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("note", pa.string())])
+
+
+def create_again(place: Path, commits: int, schema: pa.Schema = OTHER_SCHEMA) -> None:
+    """Delete the table and create another one at its place."""
+    shutil.rmtree(place)
+    DeltaTable.create(place, schema=schema)
+    append_others(place, commits)
+
+
+def append_others(place: Path, commits: int) -> None:
+    rows = pa.table({"id": [100], "name": ["other"]}, schema=SCHEMA)
+    for _ in range(commits):
+        write_deltalake(place, rows, mode="append", schema_mode="merge")
+
+
+def commit_next(table: DeltaLakeTable, name: str, version: int) -> CommitOutcome:
+    return table.commit(version, LakeEntry(key=PREFIX, owner=str(OLD), commit=name, payload="p"), ())
+
+
+@pytest.mark.parametrize("commits", [0, 1, 2, 3, 6])
+def test_a_table_that_was_created_again_is_another_one(place: Path, commits: int) -> None:
+    """[LAK-1, SPK-29] Shorter than the old log, as long, or longer: its id and columns, and no old entry."""
+    table = DeltaLakeTable(parse_table_url(f"delta:{place}"), {})
+    old = table.read(PREFIX).definition
+    assert commit_next(table, "a", 0) is CommitOutcome.COMMITTED
+    append_others(place, 1)
+    state = table.read(PREFIX)
+    assert state.entry is not None
+    assert state.version == 2
+    create_again(place, commits)
+    state = table.read(PREFIX)
+    fresh = DeltaLakeTable(parse_table_url(f"delta:{place}"), {}).read(PREFIX)
+    assert state == fresh
+    assert state.definition.identity != old.identity
+    assert state.definition.schema.names == OTHER_SCHEMA.names
+    assert state.entry is None
+
+
+def test_a_shorter_log_is_read_behind_an_old_checkpoint(place: Path) -> None:
+    """The new log has neither the checkpoint that the old table rested on, nor its versions."""
+    shutil.rmtree(place)
+    DeltaTable.create(place, schema=SCHEMA, configuration={"delta.checkpointInterval": "10"})
+    append_others(place, 12)
+    table = DeltaLakeTable(parse_table_url(f"delta:{place}"), {})
+    assert table.read(PREFIX).version == 12
+    create_again(place, 1)
+    assert table.read(PREFIX).version == 1
+    assert table.read_definition().schema.names == OTHER_SCHEMA.names
+
+
+def test_a_copy_that_was_restored_goes_on_at_its_own_end(place: Path, tmp_path: Path) -> None:
+    """[LAK-1] A commit behind the end of its log would leave a gap in it."""
+    table = DeltaLakeTable(parse_table_url(f"delta:{place}"), {})
+    assert commit_next(table, "a", table.read(PREFIX).version) is CommitOutcome.COMMITTED
+    shutil.copytree(place, tmp_path / "copy")
+    append_others(place, 2)
+    assert table.read(PREFIX).version == 3
+    shutil.rmtree(place)
+    shutil.copytree(tmp_path / "copy", place)
+    state = table.read(PREFIX)
+    assert state.version == 1
+    assert commit_next(table, "b", state.version) is CommitOutcome.COMMITTED
+    assert DeltaTable(place).version() == 2
+
+
+def test_a_log_that_was_cleaned_up_is_the_same_one(place: Path) -> None:
+    """The entry of the version that was read last is gone by rights: a checkpoint has what it said."""
+    table = DeltaLakeTable(parse_table_url(f"delta:{place}"), {})
+    before = table.read(PREFIX).definition
+    append_others(place, 2)
+    DeltaTable(place).create_checkpoint()
+    for version in (0, 1):
+        (place / "_delta_log" / f"{version:020d}.json").unlink()
+    state = table.read(PREFIX)
+    assert (state.version, state.definition) == (2, before)
+    assert commit_next(table, "a", state.version) is CommitOutcome.COMMITTED
+
+
+def test_what_delta_rs_does_not_find_is_looked_for_in_the_newest_log(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps names of checkpoint files, and reads them when it is asked for an application transaction."""
+    table = DeltaLakeTable(parse_table_url(f"delta:{place}"), {})
+    assert commit_next(table, "a", table.read(PREFIX).version) is CommitOutcome.COMMITTED
+    held = table._table
+    transaction_version = DeltaTable.transaction_version
+
+    def read(self: DeltaTable, application: str) -> int | None:
+        if self is held:
+            raise DeltaError("Object at location 00000000000000000010.checkpoint.parquet not found")
+        return transaction_version(self, application)
+
+    monkeypatch.setattr(DeltaTable, "transaction_version", read)
+    state = table.read(PREFIX)
+    assert state.entry is not None
+    assert state.entry.commit == "a"
+
+
+def test_one_look_at_the_log_tells_that_it_is_the_same(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a refresh of a table costs that nobody else writes: in an object store it is a request."""
+    table = DeltaLakeTable(parse_table_url(f"delta:{place}"), {})
+    reads: list[str] = []
+    read = table.storage.read
+
+    def note(path: str) -> bytes | None:
+        reads.append(path)
+        return read(path)
+
+    monkeypatch.setattr(table.storage, "read", note)
+    for n in range(3):
+        assert commit_next(table, f"c{n}", table.read(PREFIX).version) is CommitOutcome.COMMITTED
+    reads.clear()
+    for _ in range(3):
+        table.read(PREFIX)
+    assert [path.rpartition("/")[2] for path in reads] == [f"{n:020d}.json" for n in (2, 3, 3)]
 
 
 # --------------------------------------------------------------------------------------- tables refused

@@ -7,6 +7,7 @@ import asyncio
 import errno
 import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +355,32 @@ def test_a_table_that_is_never_quiet_is_told_as_busy(place: Path, monkeypatch: p
     assert calls == 2 * ATTEMPTS_MAX
     txn.rollback()
     assert find_files(place) == set()
+
+
+@pytest.mark.parametrize(
+    ("unanswered", "is_taken"), [(ATTEMPTS_MAX, False), (ATTEMPTS_MAX - 1, False), (1, True)]
+)
+def test_an_attempt_without_an_answer_is_open_until_others_have_its_version(
+    place: Path, monkeypatch: pytest.MonkeyPatch, unanswered: int, is_taken: bool
+) -> None:
+    """[DW-3, DW-23] Attempts after it that are beaten do not tell that it will not arrive."""
+    store = open_store(place)
+    txn = begin_recorded(store, store.claim(ID), 1, 1)
+    attempts = count(1)
+
+    def commit(*_: Any) -> CommitOutcome:
+        if next(attempts) != unanswered:
+            return CommitOutcome.BEATEN
+        if is_taken:
+            append_others(place)
+        return CommitOutcome.UNKNOWN
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._open(), "commit", commit)
+        with pytest.raises(NotCommitted if is_taken else CommitUnknown):
+            txn.commit()
+    txn.rollback()
+    assert len(find_files(place)) == (0 if is_taken else 1)
 
 
 def test_a_column_that_others_add_meanwhile_is_null_in_these_rows(place: Path) -> None:

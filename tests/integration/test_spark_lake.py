@@ -446,6 +446,20 @@ def test_a_table_alone_and_a_batch_without_rows(place: Place) -> None:
     assert Counter(row["batch"] for row in place.rows()) == {0: ROWS, 2: ROWS}
 
 
+def test_a_column_of_maps(place: Place) -> None:
+    """[SPK-22] Spark hashes no map; a batch that was decided is known again by the entries."""
+    kind = pa.map_(pa.string(), pa.int32())
+    deltalake.DeltaTable.create(place.folder / "maps", schema=pa.schema([("id", pa.string()), ("m", kind)]))
+    table = to_table(f"delta:{place.folder / 'maps'}", columns={"id": "id", "m": "map('row', row_number)"})
+    place.add(0)
+    place.run(sinks=(table,))
+    place.lose_commit(0)
+    place.run(sinks=(table,))
+    rows = pa.table(deltalake.DeltaTable(place.folder / "maps").scan().read_all()).to_pylist()
+    assert {row["id"]: dict(row["m"]) for row in rows} == {f"0-{n}": {"row": n} for n in range(ROWS)}
+    assert len(rows) == ROWS
+
+
 def test_rows_with_the_same_keys_are_replaced(place: Place) -> None:
     """[LAK-1] [LAK-4] In the commit that decides; two rows of a batch with one key are refused before it."""
     url = f"delta:{place.folder / 'latest'}"

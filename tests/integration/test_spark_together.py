@@ -261,6 +261,34 @@ def test_headers_that_nobody_asked_for_cost_nothing_and_change_no_hash(spark: Sp
     assert hashes[0] == hashes[1]
 
 
+def test_a_map_has_one_hash_in_any_order(spark: SparkSession) -> None:
+    """[SPK-22] The entries of a map that is collected from other rows come in another order next time."""
+    maps = ["map('a', 1, 'b', null)", "map('b', null, 'a', 1)", "map('a', null, 'b', 1)", "map()", "null"]
+    rows = ", ".join(f"(cast({each} AS map<string, int>))" for each in maps)
+    frame = spark.sql(f"SELECT * FROM VALUES {rows} AS t(m)").coalesce(1)
+    result = project_sinks(frame, [to_table("t", columns=["m"])]).select("sink_0.*").collect()
+    first, reordered, *others = (row[HASH_COLUMN] for row in result)
+    assert first == reordered
+    assert len({first, *others}) == 4
+    assert [row["m"] for row in result][-1] is None
+
+
+def test_a_map_inside_another_column_is_refused_by_its_name(spark: SparkSession) -> None:
+    """Spark has no hash of it at any depth, and would say so for the whole struct."""
+    columns = {
+        "ok": "map('a', 1)",
+        "deep": "struct(array(map('a', 1)))",
+        "values": "map('a', map('b', 1))",
+        "any": "struct(parse_json('1'))",
+    }
+    with pytest.raises(BadConfig) as refusal:
+        project_sinks(spark.sql("SELECT 1 AS id"), [to_table("t", columns=columns)])
+    text = str(refusal.value)
+    for name in ("deep", "values", "any"):
+        assert f"table t: column {name}: a map or variant inside" in text
+    assert len(text.splitlines()) == 3
+
+
 def test_the_columns_of_a_batch_are_checked_together(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

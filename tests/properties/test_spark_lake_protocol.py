@@ -388,6 +388,30 @@ def test_of_two_claims_the_clusters_last_one_has_the_table() -> None:
     settle(world, 1)
 
 
+def test_a_storage_that_fails_after_the_decision_fails_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[SPK-26] What attempts without a vote left open is aborted by the next batch then."""
+    world = World()
+
+    def fail(*_: object) -> bool:
+        raise OSError("the storage is away")
+
+    async def decide() -> None:
+        driver = Driver(world)
+        lease = await driver.coordinator.begin()
+        votes, moves = await driver.tasks(lease, 0)
+        driver.log.set_staged_moves(lease.nonce, moves)
+        stray = str(WorkerIdPool(PREFIX).acquire(lease))
+        world.cluster.produce(stray, world.cluster.initialise(stray), range(900, 901))
+        with monkeypatch.context() as patch:
+            patch.setattr(driver.row, "claim", fail)
+            assert await driver.coordinator.commit(votes) is not None
+        assert world.cluster.open_ids() == [stray]
+        world.committed_batch = 0
+
+    asyncio.run(decide())
+    settle(world, 1)
+
+
 def test_a_table_that_lost_what_it_acknowledged_stops_the_query() -> None:
     """[SPK-44] The table was put back to a copy: its batch is in the topics already."""
     world = World()

@@ -215,6 +215,8 @@ def _format_partition_values(rows: pa.RecordBatch, name: str) -> pa.Array:
     Raises: SchemaDiffers for an empty text, which reads back as null (Delta's protocol, "Partition Value
         Serialization").
     """
+    if name not in rows.schema.names:
+        return pa.nulls(rows.num_rows, pa.string())
     values = rows.column(name).cast(pa.string())
     if pc.any(pc.equal(values, "")).as_py():
         raise SchemaDiffers(

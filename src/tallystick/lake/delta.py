@@ -13,14 +13,15 @@ refuses a commit whose application id an interim commit has moved (`ConcurrentTr
 by tests/integration/test_lake_delta.py.
 """
 
+import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -52,6 +53,8 @@ from tallystick.lake.schema import TableDefinition, find_added_columns
 from tallystick.lake.storage import Storage, map_files, open_storage
 from tallystick.lake.upserts import find_key_problem, format_assignments, format_key_predicate
 
+T = TypeVar("T")
+
 _log = logging.getLogger("tallystick.lake")
 
 _MIN_WRITER_WITH_FEATURES: Final = 7
@@ -79,6 +82,7 @@ _COLUMN_RULES: Final = {
     "delta.identity.start": "an identity",
 }
 _ADD_COLUMNS_ATTEMPTS: Final = 20
+_ENTRIES_MAX: Final = 8
 _DECORATION: Final = re.compile(r"\x1b\[[0-9;]*m|\u21b3")
 
 
@@ -99,6 +103,7 @@ class DeltaLakeTable:
         self._options = dict(storage_options)
         self._lock = Lock()
         self._table: DeltaTable | None = None
+        self._noted_commit: tuple[int, str | None] = (-1, None)
         self._entries: dict[int, LakeEntry] = {}
         self.storage: Storage = open_storage(url, self._options)
         self._is_fenced = False
@@ -110,32 +115,40 @@ class DeltaLakeTable:
     # ---- reading
 
     def read(self, key: str, *, accepts_loss: bool = False) -> TableState:
-        with self._lock:
-            table = self._refresh()
-            version = table.version()
+        def read_state(table: DeltaTable) -> TableState:
             try:
                 entry = self._read_entry(table, key)
             except EntryLost:
                 if not accepts_loss:
                     raise
                 entry = None
-            return TableState(version=version, entry=entry, definition=_define(table))
+            return TableState(version=table.version(), entry=entry, definition=_define(table))
+
+        with self._lock:
+            return self._read_newest(read_state)
 
     def read_definition(self) -> TableDefinition:
         with self._lock:
-            return _define(self._refresh())
+            return self._read_newest(_define)
+
+    def _read_newest(self, read: Callable[[DeltaTable], T]) -> T:
+        """Read the newest version; anew if a file is gone that delta-rs remembers."""
+        try:
+            return read(self._refresh())
+        except DeltaError as exc:
+            self._forget(str(exc))
+            return read(self._refresh())
 
     def _refresh(self) -> DeltaTable:
         """Bring the table to its newest version. Raises: UnusableTable."""
         try:
             if self._table is not None:
-                try:
-                    self._table.update_incremental()
-                except DeltaError as exc:  # the log may have been cleaned up behind its version
-                    _log.info("%s: read anew: %s", self._url, exc)
-                    self._table = None
+                problem = self._advance(self._table)
+                if problem is not None:
+                    self._forget(problem)
             if self._table is None:
                 self._table = DeltaTable(self._url.place, storage_options=self._options or None)
+                self._note_version(self._table.version())
         except TableNotFoundError as exc:
             raise UnusableTable(
                 f"table {self._url}: does not exist, and is not created here. Create it first: "
@@ -144,6 +157,43 @@ class DeltaLakeTable:
         except OSError as exc:  # an object store's, over several coloured lines
             raise OSError(f"table {self._url}: {' '.join(_DECORATION.sub('', str(exc)).split())}") from exc
         return self._table
+
+    def _advance(self, table: DeltaTable) -> str | None:
+        """Bring a table that was read to its newest version; return why it must be read anew, if it must.
+
+        A table that was deleted and created again has another log at the same place. delta-rs reads on behind
+        the version that it holds, and keeps what the old log has told.
+        """
+        version = table.version()
+        try:
+            table.update_incremental()
+        except DeltaError as exc:  # the log may have been cleaned up behind its version
+            return str(exc)
+        # Afterwards: what was read until then is of the log that this commit is in.
+        if self._noted_commit != (version, self._name_commit(version)):
+            return f"its log has another version {version} than before, or none"
+        if table.version() != version:
+            self._note_version(table.version())
+        return None
+
+    def _forget(self, why: str) -> None:
+        _log.info("%s: read anew: %s", self._url, why)
+        self._table, self._entries = None, {}
+
+    def _note_version(self, version: int) -> None:
+        entry = self._entries.get(version)
+        self._noted_commit = (version, self._name_commit(version) if entry is None else entry.commit)
+
+    def _name_commit(self, version: int) -> str | None:
+        """Return what tells the commit of a version from that of another log; None if it is not kept."""
+        text = self.storage.read(_name_log_entry(version))
+        if text is None:
+            return None
+        try:
+            entry = _find_entry(text) if METADATA_KEY.encode() in text else None
+        except BadEntry:
+            entry = None
+        return hashlib.sha256(text).hexdigest() if entry is None else entry.commit
 
     def _read_entry(self, table: DeltaTable, key: str) -> LakeEntry | None:
         """Return the entry of a key [LAK-2]. Raises: EntryLost, BadEntry."""
@@ -164,8 +214,11 @@ class DeltaLakeTable:
                 "may be in the table and not in the topics: compare them, then begin with onNewPrefix=adopt"
             )
         self._make_durable(version, text or b"")  # its writer may have died before it was on the disk
-        self._entries = {**dict(list(self._entries.items())[-7:]), version: entry}
+        self._remember(version, entry)
         return entry
+
+    def _remember(self, version: int, entry: LakeEntry) -> None:
+        self._entries = dict([*self._entries.items(), (version, entry)][-_ENTRIES_MAX:])
 
     # ---- committing
 
@@ -201,7 +254,9 @@ class DeltaLakeTable:
             except OSError as exc:
                 _log.warning("%s: version %d may not be on the disk yet: %s", self._url, next_version, exc)
                 return CommitOutcome.UNKNOWN
-            self._entries = {**self._entries, next_version: entry}
+            self._remember(next_version, entry)
+            if table.version() == next_version:  # after a merge, not after an append
+                self._note_version(next_version)
             return CommitOutcome.COMMITTED
 
     def check_fence(self) -> None:

@@ -142,3 +142,16 @@ def judge_outcome(entry_at_version: LakeEntry | None, wanted: LakeEntry, *, exis
     if entry_at_version is not None and entry_at_version.commit == wanted.commit:
         return CommitOutcome.COMMITTED
     return CommitOutcome.BEATEN
+
+
+def find_unsettled(unsettled_version: int | None, version: int) -> int | None:
+    """Return the version after which a commit of unknown outcome may still arrive, once the table was read.
+
+    An attempt becomes the version after the one that it was made for, or nothing. As long as that version
+    does not exist, the attempt may arrive, also while later ones are beaten.
+
+    Args:
+        unsettled_version: that of the attempts before; None if the outcome of each is known.
+        version: the one that was read.
+    """
+    return None if unsettled_version is None or version > unsettled_version else unsettled_version

@@ -49,6 +49,15 @@ def test_a_file_for_each_value_of_the_partition(tmp_path: Path) -> None:
     assert files == {("2026-01-02", "true"): [{"id": 1}, {"id": 3}], (None, "false"): [{"id": 2}]}
 
 
+def test_a_partition_column_that_the_rows_lack_is_null(tmp_path: Path) -> None:
+    fields = pa.field("day", pa.date32()), pa.field("ok", pa.bool_()), pa.field("id", pa.int64())
+    writer = writer_of(tmp_path, *fields, partition=("day", "ok"))
+    writer.write(pa.record_batch({"id": [1, 2], "ok": [True, True]}))
+    (file,) = writer.finish()
+    assert dict(file.partition) == {"day": None, "ok": "true"}
+    assert read(tmp_path, file) == [{"id": 1}, {"id": 2}]
+
+
 def test_an_empty_text_is_no_value_of_a_partition(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, pa.field("p", pa.string()), partition=("p",))
     with pytest.raises(SchemaDiffers, match="would be read back as null"):

@@ -13,6 +13,7 @@ from tallystick.lake.entries import (
     choose_entry,
     decode_entry,
     encode_entry,
+    find_unsettled,
     judge_outcome,
     judge_standing,
 )
@@ -50,6 +51,17 @@ def test_an_error_is_an_outcome_only_if_the_version_exists() -> None:
             assert current is not None
             assert current.commit == wanted.commit
     assert outcomes == set(CommitOutcome)
+
+
+@pytest.mark.parametrize(
+    ("unsettled_version", "version", "expected"),
+    [(None, 5, None), (5, 5, 5), (5, 6, None), (5, 9, None)],
+)
+def test_an_unknown_outcome_is_settled_by_the_version_that_it_was_for(
+    unsettled_version: int | None, version: int, expected: int | None
+) -> None:
+    """[LAK-1] Not by an attempt that another writer beats."""
+    assert find_unsettled(unsettled_version, version) == expected
 
 
 @pytest.mark.parametrize("payload", [None, "", '{"a":"ü \\" \\n"}'])

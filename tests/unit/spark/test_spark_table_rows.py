@@ -63,6 +63,18 @@ def test_different_values_have_different_hashes_and_equal_ones_the_same(
     assert hash_rows([array.slice(1)], len(array) - 1).tolist() == hashes[1:]
 
 
+def test_inner_lists_of_none_may_come_without_offsets() -> None:
+    """Arrow Java before 19 sends them so, where every outer list of a batch is empty; PySpark 4.1 has it."""
+    inner = pa.list_(pa.int32())
+    empty = pa.Array.from_buffers(inner, 0, [None, pa.py_buffer(b"")], children=[pa.array([], pa.int32())])
+    outer = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), empty)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([("a", outer.type)])) as stream:
+        stream.write_batch(pa.record_batch({"a": outer}))
+    batch = pa.ipc.open_stream(sink.getvalue()).read_next_batch()
+    assert hash_rows(batch.columns, 2).tolist() == hash_rows([pa.array([[], []], outer.type)], 2).tolist()
+
+
 def test_columns_are_told_apart() -> None:
     """[SPK-22]"""
     rows = [(None, 1), (1, None), (1, 1), (1, 2), (2, 1), (2, 2), (None, None)]

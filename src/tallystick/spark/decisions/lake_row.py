@@ -21,7 +21,14 @@ import msgspec
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import replace
-from tallystick.lake.entries import ACTIONS, Action, CommitOutcome, LakeEntry, judge_standing
+from tallystick.lake.entries import (
+    ACTIONS,
+    Action,
+    CommitOutcome,
+    LakeEntry,
+    find_unsettled,
+    judge_standing,
+)
 from tallystick.lake.errors import TableBusy, UnusableTable
 from tallystick.lake.ports import DataFile, LakeTable, TableState
 from tallystick.lake.schema import TableDefinition, is_same_definition
@@ -165,21 +172,23 @@ class LakeRow:
         entry_to_commit = LakeEntry(
             key=self.prefix, owner=str(owner), commit=token_hex(_NAME_BYTES), payload=payload
         )
-        outcome, unknown_count = CommitOutcome.BEATEN, 0
+        unsettled_version: int | None = None
+        unknown_count = 0
         for _ in range(ATTEMPTS_MAX):
-            state = self._read_for_commit(outcome)
+            state = self._read_for_commit(unsettled_version)
             match ACTIONS[judge_standing(state.entry, entry_to_commit)]:
                 case Action.DONE:
                     return
-                case Action.STOP if outcome is CommitOutcome.UNKNOWN:
+                case Action.STOP if unsettled_version is not None:
                     raise self._build_in_doubt("another driver has claimed the prefix since")
                 case Action.STOP:
                     owner_now = None if state.entry is None else state.entry.owner
                     raise PrefixTaken(self.prefix, f"its entry in {self._table.url} is {owner_now}'s")
                 case Action.COMMIT:
-                    self._check_unchanged(state.definition, files)
+                    unsettled_version = find_unsettled(unsettled_version, state.version)
+            self._check_unchanged(state.definition, files, unsettled_version)
             # Nothing of an unknown outcome is given up for being late: it may be decided.
-            if outcome is not CommitOutcome.UNKNOWN and not is_in_time():
+            if unsettled_version is None and not is_in_time():
                 raise VoteLost(
                     f"{self.prefix}: committing to {self._table.url} took so long that the cluster may abort "
                     "the batch's transactions before they are decided. Nothing was decided"
@@ -187,26 +196,35 @@ class LakeRow:
             outcome = self._table.commit(state.version, entry_to_commit, files, self._keys)
             if outcome is CommitOutcome.COMMITTED:
                 return
+            if outcome is CommitOutcome.UNKNOWN:
+                unsettled_version = state.version
             unknown_count = unknown_count + 1 if outcome is CommitOutcome.UNKNOWN else 0
             if unknown_count == UNKNOWN_MAX:
-                raise self._build_in_doubt("its library failed, and the log says why")
+                break
+        if unsettled_version is not None:
+            raise self._build_in_doubt("its library failed, and the log says why")
         raise self._build_busy_error("Nothing was decided")
 
-    def _read_for_commit(self, outcome: CommitOutcome) -> TableState:
+    def _read_for_commit(self, unsettled_version: int | None) -> TableState:
         """Read the newest version. Raises: InDoubt if a commit may be under way and cannot be looked up."""
         try:
             return self._table.read(self.prefix)
         except Exception as exc:  # of the library or the storage
-            if outcome is CommitOutcome.UNKNOWN:
+            if unsettled_version is not None:
                 raise self._build_in_doubt(str(exc)) from exc
             raise
 
-    def _check_unchanged(self, definition: TableDefinition, files: Sequence[DataFile]) -> None:
-        if files and self._definition is not None and not is_same_definition(self._definition, definition):
-            raise UnusableTable(
-                f"table {self._table.url}: its definition was changed while the batch was written. Nothing "
-                "was decided; restart the query to write the batch for the new one"
-            )
+    def _check_unchanged(
+        self, definition: TableDefinition, files: Sequence[DataFile], unsettled_version: int | None
+    ) -> None:
+        if not files or self._definition is None or is_same_definition(self._definition, definition):
+            return
+        if unsettled_version is not None:
+            raise self._build_in_doubt("the table's definition was changed since")
+        raise UnusableTable(
+            f"table {self._table.url}: its definition was changed while the batch was written. Nothing "
+            "was decided; restart the query to write the batch for the new one"
+        )
 
     def _build_in_doubt(self, why: str) -> InDoubt:
         return InDoubt(

@@ -94,7 +94,8 @@ class DatabaseDecisionLog:
 
         Args:
             limit_ms: the time limit of a decision where the cluster aborts prepared transactions.
-            notes: without them, decisions that the database has lost after acknowledging go unnoticed.
+            notes: without them, decisions that the database has lost after acknowledging go unnoticed. A
+                store that does not keep completion needs them: without the rights, nothing begins.
         """
         self._notes = notes
         self._row, self._limit_ms, self._clock = row, limit_ms, clock or SystemClock()
@@ -113,6 +114,12 @@ class DatabaseDecisionLog:
                 self._disable_notes(exc)
 
     def _disable_notes(self, why: Exception) -> None:
+        """Go on without notes, if the store tells what is completed. Raises: `why`, if only notes do.
+
+        A decision that is completed would look broken once Kafka has forgotten its transactional ids.
+        """
+        if not self._row.keeps_completion:
+            raise why
         _log.warning(
             "%s: the cluster takes no note of decisions, so that nothing will tell if the database loses "
             "one, as an asynchronous replica that is promoted may: %s",

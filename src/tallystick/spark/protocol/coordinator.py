@@ -306,7 +306,7 @@ class SinkCoordinator:
             # This replaces the epoch that the votes have: late attempts notice. It fences no newer driver.
             if open_attempts and await self._participants.reclaim(vote_summary.coordinator) is not None:
                 await self._abort_all(open_attempts, vote_summary.transaction_version)
-        except TallystickError as exc:
+        except Exception as exc:  # of the cluster; and of a store's storage or driver, in which it claims
             _log.info("%s: lost attempts are left to the next batch: %s", self.prefix, exc)
 
     async def _find_undecided(self) -> list[Participant]:

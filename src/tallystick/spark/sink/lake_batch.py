@@ -105,6 +105,13 @@ def prepare_target(location: LakeLocation, sink: ToTable, rows: DataType) -> Lak
         raise UnusableTable(f"table {table.url}: {'; '.join(definition.problems)}. Nothing was begun")
     problems = list(find_column_problems(definition, columns, merge_schema=sink.merge_schema))
     problems += [f"key {key} is no column of the batch" for key in sink.keys if key not in columns.names]
+    if sink.keys and table.keeps_upserted_files:  # rows are replaced by those of the files, as they are
+        problems += [
+            f"the upsert has no column {name}, which the rows that it replaces would lose. Write all "
+            "columns: join the batch with the table, or say cast(null as ...)"
+            for name in definition.schema.names
+            if name not in columns.names
+        ]
     if problems:
         raise SchemaDiffers("\n".join(f"table {table.url}: {each}. Nothing was written" for each in problems))
     new_columns = find_added_columns(definition, columns)

@@ -6,12 +6,21 @@ evaluated only once [SPK-22].
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, cast
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.types import ArrayType, BinaryType, BooleanType, DataType, NullType, StringType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    MapType,
+    NullType,
+    StringType,
+    StructType,
+)
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
@@ -42,21 +51,34 @@ class _ExpressionChecker:
         self._frame, self._problems = frame, problems
         self._types = self._read_types([text for sink in sinks for text in _list_expressions(sink)])
 
+    def check_column(self, expression: str, at: str) -> None:
+        """Note a problem if the expression has one, or no hash."""
+        data_type = self._find_type(expression, at)
+        if data_type is not None and not _has_hash(data_type):
+            self._problems.append(
+                f"{at}: a map or variant inside {data_type.simpleString()} cannot be hashed by Spark. Write "
+                'it as text, with to_json(...); or the batch with format("tallystick"), which hashes maps '
+                "in Python"
+            )
+
     def check(self, expression: str, at: str, kinds: tuple[type[DataType], ...] = ()) -> None:
         """Note a problem if the expression has one, or none of these types."""
-        types = self._types
-        if expression not in types:  # one of them has a problem, and Spark names the first one alone
-            try:
-                types = {expression: self._frame.select(f.expr(expression)).schema.fields[0].dataType}
-            except PySparkException as exc:
-                self._problems.append(f"{at}: {str(exc).strip().splitlines()[0]}")
-                return
-        data_type = types[expression]
-        if kinds and not isinstance(data_type, kinds):
+        data_type = self._find_type(expression, at)
+        if data_type is not None and kinds and not isinstance(data_type, kinds):
             type_names = " or ".join(kind.typeName() for kind in kinds if kind is not NullType)
             self._problems.append(
                 f"{at}: {expression!r} is {data_type.simpleString()}, and must be {type_names}"
             )
+
+    def _find_type(self, expression: str, at: str) -> DataType | None:
+        """Return the type of an expression; None, and a problem, if it has none."""
+        if expression in self._types:
+            return self._types[expression]
+        try:  # one of them has a problem, and Spark names the first one alone
+            return self._frame.select(f.expr(expression)).schema.fields[0].dataType
+        except PySparkException as exc:
+            self._problems.append(f"{at}: {str(exc).strip().splitlines()[0]}")
+            return None
 
     def _read_types(self, expressions: Sequence[str]) -> dict[str, DataType]:
         """Return the types of all expressions; none if they cannot be selected together."""
@@ -67,6 +89,20 @@ class _ExpressionChecker:
         if len(fields) != len(expressions):  # a `*` among them
             return {}
         return {text: field.dataType for text, field in zip(expressions, fields, strict=True)}
+
+
+def _has_hash(kind: DataType) -> bool:
+    """Return whether Spark hashes values of a type, or the entries of a map."""
+    parts = (kind.keyType, kind.valueType) if isinstance(kind, MapType) else (kind,)
+    return not any(map(_has_map, parts))
+
+
+def _has_map(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_map(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _has_map(kind.elementType)
+    return isinstance(kind, MapType) or kind.typeName() == "variant"
 
 
 def _list_expressions(sink: Sink) -> Iterator[str]:
@@ -90,7 +126,7 @@ def _build_struct(sink: Sink, checker: _ExpressionChecker) -> Column:
 def _build_fields(sink: Sink, at: str, checker: _ExpressionChecker) -> list[Column]:
     if isinstance(sink, ToTable):
         for name, expression in sink.columns or ():
-            checker.check(expression, f"{at}: column {name}")
+            checker.check_column(expression, f"{at}: column {name}")
         return [f.expr(expression).alias(name) for name, expression in sink.columns or ()]
     text = (StringType, BinaryType, NullType)
     for name, value_expression, kinds in (
@@ -113,13 +149,22 @@ def _build_fields(sink: Sink, at: str, checker: _ExpressionChecker) -> list[Colu
 
 
 def _add_hash(structs: DataFrame, name: str, sink: Sink) -> Column:
-    kind = structs.schema[name].dataType
-    fields = [f.col(name).getField(field) for field in kind.fieldNames()]  # type: ignore[attr-defined]
+    kind = cast(StructType, structs.schema[name].dataType)
+    fields = {each.name: f.col(name).getField(each.name) for each in kind.fields}
     # xxhash64 skips nulls: (null, 1) and (1, null) would have the same hash.
-    parts = [part for field in fields for part in (f.isnull(field), field)]
+    parts = [
+        part
+        for each in kind.fields
+        for part in (f.isnull(fields[each.name]), _prepare_hash(fields[each.name], each.dataType))
+    ]
     if isinstance(sink, ToTopic) and sink.headers is None:
         # As if they were a column of nulls: the hash of a record is the same with and without it.
         parts += [f.lit(True), f.lit(None).cast(HEADERS_TYPE)]
     hash_column = f.xxhash64(*parts).alias(HASH_COLUMN)
-    columns = [field.alias(field_name) for field, field_name in zip(fields, kind.fieldNames(), strict=True)]  # type: ignore[attr-defined]
+    columns = [field.alias(field_name) for field_name, field in fields.items()]
     return f.when(f.col(name).isNotNull(), f.struct(*columns, hash_column)).alias(name)
+
+
+def _prepare_hash(field: Column, kind: DataType) -> Column:
+    """Return what xxhash64 takes of a field: of a map, which has no order of its own, its sorted entries."""
+    return f.sort_array(f.map_entries(field)) if isinstance(kind, MapType) else field

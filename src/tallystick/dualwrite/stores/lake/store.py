@@ -33,7 +33,7 @@ from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
 from tallystick.lake.data_files import AttemptName, DataFileWriter
-from tallystick.lake.entries import CommitOutcome, LakeEntry
+from tallystick.lake.entries import CommitOutcome, LakeEntry, find_unsettled
 from tallystick.lake.errors import BadEntry, EntryLost, TableBusy, UnusableTable
 from tallystick.lake.names import (
     StorageOptions,
@@ -267,39 +267,44 @@ class LakeStore:
 
         Raises: NotCommitted, CommitUnknown.
         """
-        outcome: CommitOutcome | None = None
+        unsettled_version: int | None = None
         unknown_count = 0
         state = decision.state
         with self._commits:
-            for _ in range(ATTEMPTS_MAX):
-                if outcome is not None:
-                    state = self._read_again(decision, outcome)
+            for attempt in range(ATTEMPTS_MAX):
+                if attempt:
+                    state = self._read_again(decision, unsettled_version)
                 if state.entry is not None and state.entry.commit == decision.entry.commit:
                     return  # the answer was lost, and this is it
-                self._check_decision(decision, state, outcome)
+                self._check_decision(decision, state, unsettled_version)
+                unsettled_version = find_unsettled(unsettled_version, state.version)
                 outcome = self._open().commit(state.version, decision.entry, decision.files)
                 if outcome is CommitOutcome.COMMITTED:
                     row, now_ms = decision.row, self._clock.monotonic_ms()
                     self._idle.note_commit(row.transactional_id, row.owner, now_ms)
                     return
+                if outcome is CommitOutcome.UNKNOWN:
+                    unsettled_version = state.version
                 unknown_count = unknown_count + 1 if outcome is CommitOutcome.UNKNOWN else 0
                 if unknown_count == UNKNOWN_MAX:
-                    raise CommitUnknown(
-                        f"table {self.url}: its library failed, and the log says why; the commit was sent"
-                    )
+                    break
+        if unsettled_version is not None:
+            raise CommitUnknown(
+                f"table {self.url}: its library failed, and the log says why; the commit was sent"
+            )
         raise NotCommitted(self._build_busy_error())
 
-    def _read_again(self, decision: LakeDecision, outcome: CommitOutcome) -> TableState:
-        """Read the table after an attempt. Raises: CommitUnknown if that may be under way, NotCommitted."""
+    def _read_again(self, decision: LakeDecision, unsettled_version: int | None) -> TableState:
+        """Read the table after an attempt. Raises: CommitUnknown if one may be under way, NotCommitted."""
         try:
             return self.read_table(decision.row.transactional_id)
         except Exception as exc:  # of the library or the storage
-            if outcome is CommitOutcome.UNKNOWN:
+            if unsettled_version is not None:
                 raise CommitUnknown(f"table {self.url} cannot be read: {exc}") from exc
             raise NotCommitted(exc) from exc
 
     def _check_decision(
-        self, decision: LakeDecision, state: TableState, outcome: CommitOutcome | None
+        self, decision: LakeDecision, state: TableState, unsettled_version: int | None
     ) -> None:
         """Check that the commit may follow this state of the table. Raises: NotCommitted, CommitUnknown."""
         try:
@@ -316,7 +321,7 @@ class LakeStore:
                     f"{missing[0]}: a VACUUM with a retention of nothing? Neither half is committed"
                 )
         except (DualWriteError, TableBusy, OSError) as exc:
-            if outcome is CommitOutcome.UNKNOWN:
+            if unsettled_version is not None:
                 # It may have been made before what is found now.
                 raise CommitUnknown(f"table {self.url}: {exc}") from exc
             raise NotCommitted(exc) from exc
