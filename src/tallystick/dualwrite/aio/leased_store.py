@@ -19,29 +19,29 @@ class AsyncLeasedStore(Generic[D]):
         Args:
             holder: token of the pool.
         """
-        self._store = store
+        self.wrapped_store = store
         self._holder = holder
         self.database_system = get_database_system(store)
 
     async def create(self) -> None:
-        await self._store.create()
+        await self.wrapped_store.create()
 
     async def claim(self, transactional_id: str) -> StoredState:
         """Claim an id whose lease the pool holds. Raises: LeaseLost."""
-        return await self._store.claim_leased(transactional_id, self._holder)
+        return await self.wrapped_store.claim_leased(transactional_id, self._holder)
 
     async def begin(self) -> D:
-        return await self._store.begin()
+        return await self.wrapped_store.begin()
 
     async def begin_briefly(self) -> D:
-        begin: Callable[[], Awaitable[D]] = getattr(self._store, "begin_briefly", self._store.begin)
+        begin: Callable[[], Awaitable[D]] = getattr(self.wrapped_store, "begin_briefly", self.wrapped_store.begin)
         return await begin()
 
     async def read_state(self, transactional_id: str) -> StoredState | None:
-        return await self._store.read_state(transactional_id)
+        return await self.wrapped_store.read_state(transactional_id)
 
     async def transactional_ids(self) -> Iterable[str]:
-        return await self._store.transactional_ids()
+        return await self.wrapped_store.transactional_ids()
 
     async def close(self) -> None:
         """Do nothing: the caller owns the store."""

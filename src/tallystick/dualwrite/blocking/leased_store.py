@@ -21,29 +21,29 @@ class LeasedStore(Generic[D]):
         Args:
             holder: token of the pool.
         """
-        self._store = store
+        self.wrapped_store = store
         self._holder = holder
         self.database_system = get_database_system(store)
 
     def create(self) -> None:
-        self._store.create()
+        self.wrapped_store.create()
 
     def claim(self, transactional_id: str) -> StoredState:
         """Claim an id whose lease the pool holds. Raises: LeaseLost."""
-        return self._store.claim_leased(transactional_id, self._holder)
+        return self.wrapped_store.claim_leased(transactional_id, self._holder)
 
     def begin(self) -> D:
-        return self._store.begin()
+        return self.wrapped_store.begin()
 
     def begin_briefly(self) -> D:
-        begin: Callable[[], D] = getattr(self._store, "begin_briefly", self._store.begin)
+        begin: Callable[[], D] = getattr(self.wrapped_store, "begin_briefly", self.wrapped_store.begin)
         return begin()
 
     def read_state(self, transactional_id: str) -> StoredState | None:
-        return self._store.read_state(transactional_id)
+        return self.wrapped_store.read_state(transactional_id)
 
     def transactional_ids(self) -> Iterable[str]:
-        return self._store.transactional_ids()
+        return self.wrapped_store.transactional_ids()
 
     def close(self) -> None:
         """Do nothing: the caller owns the store."""

@@ -60,7 +60,11 @@ class KeyFound(TallystickError):
 
 
 def check_keys_supported(store: object) -> None:
-    """Raise NotSupported unless the store can keep idempotency keys beside the rows."""
+    """Raise NotSupported unless the store can keep idempotency keys beside the rows.
+
+    The store of a leased id hands out the transactions of the one that it wraps, which alone matter here.
+    """
+    store = getattr(store, "wrapped_store", store)
     if not hasattr(store, "forget_idempotency_keys"):
         name = type(store).__name__
         raise NotSupported(
