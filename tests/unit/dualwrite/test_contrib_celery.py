@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.trace import build_tracer
+from celery.canvas import Signature
+from celery.exceptions import Ignore, Reject
 from celery.signals import worker_process_init
 from sqlalchemy.exc import OperationalError
 
@@ -14,6 +17,7 @@ from tallystick.client.errors import Unreachable
 from tallystick.dualwrite import Fenced, IdempotencyKey, NoFreeId
 from tallystick.dualwrite.contrib import celery as module
 from tallystick.dualwrite.contrib.celery import DualWriteTask
+from tallystick.dualwrite.stores.refusals import is_conflict
 from tallystick.kernel.errors import InDoubt
 
 
@@ -141,6 +145,83 @@ def test_a_task_whose_work_fails_is_not_sent_again(app: Celery) -> None:
     with pytest.raises(ValueError, match="no such customer"):
         pay.apply_async(["ann"], {"cents": 350}, task_id="task-7").get()
     assert PaymentTask.made[0].events[-1] == IdempotencyKey("shop.pay", "task-7")
+
+
+def locked() -> OperationalError:
+    error = sqlite3.OperationalError("database is locked")
+    error.sqlite_errorname = "SQLITE_BUSY"
+    return OperationalError("INSERT", {}, error)
+
+
+def retry_later(task: Any, exc: Exception) -> None:
+    raise task.retry(countdown=0)
+
+
+def retry_later_because_of(task: Any, exc: Exception) -> None:
+    raise task.retry(countdown=0, exc=exc) from exc
+
+
+def reject(_: Any, exc: Exception) -> None:
+    raise Reject(exc, requeue=False)
+
+
+def ignore(_: Any, exc: Exception) -> None:
+    raise Ignore from exc
+
+
+class RepeatingWriters(MadeUpWriters):
+    """Writers that run the work once more after a conflict, as `run` does."""
+
+    def run(self, work: Callable[[Any], Any], *, retries: Any, idempotency_key: IdempotencyKey | None) -> Any:
+        self.events.append(idempotency_key)
+        try:
+            return work("txn")
+        except Exception as exc:
+            if is_conflict(exc):
+                return work("txn")
+            raise
+
+
+class RepeatingTask(PaymentTask):
+    abstract = True
+
+    def make_writers(self, number: int) -> Any:
+        self.made.append(RepeatingWriters(number))
+        return self.made[-1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "messages"),
+    [
+        (retry_later, "RETRY", 1),
+        (retry_later_because_of, "RETRY", 1),
+        (reject, "REJECTED", 0),
+        (ignore, "IGNORED", 0),
+    ],
+)
+def test_what_a_function_tells_celery_stands(
+    app: Celery,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Callable[[Any, Exception], None],
+    state: str,
+    messages: int,
+) -> None:
+    """It is sent again as often as the function says, although an outage or a conflict was its reason."""
+    sent: list[Signature] = []
+    monkeypatch.setattr(Signature, "apply_async", lambda signature: sent.append(signature))
+
+    @app.task(base=RepeatingTask, name="shop.pay", bind=True)
+    def pay(self: Any, txn: Any) -> None:
+        try:
+            raise locked()
+        except OperationalError as exc:
+            answer(self, exc)
+
+    request = {"id": "task-7", "retries": 0, "called_directly": False, "delivery_info": {}, "is_eager": False}
+    _, info, _, _ = build_tracer(pay.name, pay, app=app)("task-7", (), {}, request)
+    assert info is not None
+    assert info.state == state
+    assert len(sent) == messages
 
 
 def test_a_process_starts_while_its_recovery_goes_on(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:

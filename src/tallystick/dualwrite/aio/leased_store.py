@@ -34,7 +34,9 @@ class AsyncLeasedStore(Generic[D]):
         return await self.wrapped_store.begin()
 
     async def begin_briefly(self) -> D:
-        begin: Callable[[], Awaitable[D]] = getattr(self.wrapped_store, "begin_briefly", self.wrapped_store.begin)
+        begin: Callable[[], Awaitable[D]] = getattr(
+            self.wrapped_store, "begin_briefly", self.wrapped_store.begin
+        )
         return await begin()
 
     async def read_state(self, transactional_id: str) -> StoredState | None:

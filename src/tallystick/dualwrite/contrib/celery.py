@@ -17,6 +17,7 @@ acknowledgement, finds the key, and returns the stored result without paying aga
 
 A task that met an outage of the database or of Kafka is sent again by Celery's own retry, as `max_retries`
 and `default_retry_delay` say. One whose function raises anything else has failed, and is not sent again.
+What the function tells Celery itself (`self.retry()`, `Reject`, `Ignore`) stands, and rolls both halves back.
 
 Each process of a worker makes its own writers, after the fork, and recovers them beside its start: Celery
 kills a process that takes longer than seconds to start. Process `number` of a prefork pool is replaced by
@@ -34,6 +35,7 @@ from typing import Any, ClassVar, Final
 
 from billiard import current_process
 from celery import Task, current_app
+from celery.exceptions import TaskPredicate
 from celery.signals import worker_process_init, worker_process_shutdown, worker_ready, worker_shutdown
 
 from tallystick.dualwrite.blocking.pool import WriterPool
@@ -76,17 +78,23 @@ class DualWriteTask(Task):  # type: ignore[misc]
         """Run the task's function in a transaction, unless a task of this id has been committed.
 
         Called directly, without a worker, it has no id: then each call is a dual write of its own.
-        Raises: as DualWriter.run. After an outage, or if the outcome stays in doubt, Celery's Retry: the
-            message is sent again, and the key tells.
+        Raises: as DualWriter.run; Retry, Reject or Ignore of the function. After an outage, or if the outcome
+            stays in doubt, Celery's Retry: the message is sent again, and the key tells.
         """
         request = self.request
         key = None if request.id is None else IdempotencyKey(self.name, request.id)
 
         def work(txn: Transaction[Any]) -> Any:
-            return self.run(txn, *args, **kwargs)
+            try:
+                return self.run(txn, *args, **kwargs)
+            except TaskPredicate as exc:
+                # Without its cause: after a conflict the writer would run it, and it would send, once more.
+                raise exc from None
 
         try:
             return self.get_writers().run(work, retries=self.dual_write_retry, idempotency_key=key)
+        except TaskPredicate:
+            raise
         except Exception as exc:
             if request.called_directly or key is None or not (isinstance(exc, InDoubt) or is_outage(exc)):
                 raise
