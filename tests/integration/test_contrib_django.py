@@ -19,7 +19,15 @@ from django.views import View
 from tests.support.dual_world import new_name
 from tests.support.raw_producer import committed_values, make_topic
 
-from tallystick.dualwrite import CommitUnknown, DjangoStore, NotYours, WriteInDoubt, WriterPool
+from tallystick.dualwrite import (
+    CommitUnknown,
+    DjangoStore,
+    NotCommitted,
+    NotYours,
+    Outcome,
+    WriteInDoubt,
+    WriterPool,
+)
 from tallystick.dualwrite.contrib.django import DualWriteBlock, current_part, dual_write_atomic
 from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.testing import EmbeddedBroker, eventually
@@ -41,6 +49,7 @@ class Shop:
         make_topic(broker, self.topic)
         self.events: list[str] = []
         self.fails_at = ""
+        self.failure: Exception = CommitUnknown("the answer was lost")
         config = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": self.topic}
         self.writers = WriterPool(DjangoStore(ALIAS), config, size=1, watch=self.watch)
         self.writers.recover()
@@ -51,7 +60,7 @@ class Shop:
             self.events.append(step.name)
         if self.fails_at == f"{'after' if done else 'before'} {step.name}":
             self.fails_at = ""
-            raise CommitUnknown("the answer was lost")
+            raise self.failure
 
     def atomic(self) -> DualWriteBlock:
         return dual_write_atomic(self.writers, using=ALIAS)
@@ -208,6 +217,17 @@ def test_a_doubt_is_recovered_by_the_block(shop: Shop, when: str) -> None:
         shop.pay("a")
     shop.pay("b")
     assert shop.check() == (["b"] if when == "before" else ["a", "b"])
+
+
+def test_the_doubt_of_another_writer_commits_nothing(shop: Shop) -> None:
+    """[DW-3] A receiver of a signal may have used one, and its write is committed; this one is not."""
+    doubt = WriteInDoubt("audit-1: Kafka's half is to be finished", {})
+    doubt.set_outcome(Outcome.COMMITTED)
+    shop.fails_at, shop.failure = "before commit database", NotCommitted(doubt)
+    with pytest.raises(WriteInDoubt, match="audit-1"):
+        shop.pay("a")
+    shop.pay("b")
+    assert shop.check() == ["b"]
 
 
 def test_a_key_is_kept_with_the_rows_of_the_models(shop: Shop) -> None:

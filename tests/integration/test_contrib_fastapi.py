@@ -22,8 +22,10 @@ from tallystick.dualwrite import (
     CommitUnknown,
     NoFreeId,
     NotCommitted,
+    Outcome,
     SqlStore,
     Transaction,
+    WriteInDoubt,
     WriterPool,
     aio,
 )
@@ -153,6 +155,12 @@ def service(request: pytest.FixtureRequest, broker: EmbeddedBroker, tmp_path: Pa
     return Service(broker, tmp_path, is_async=request.param == "asyncio")
 
 
+def committed_elsewhere() -> WriteInDoubt:
+    doubt = WriteInDoubt("audit-1: Kafka's half is to be finished", {})
+    doubt.set_outcome(Outcome.COMMITTED)
+    return doubt
+
+
 def tell(service: Service, story: Callable[[httpx.AsyncClient], Any]) -> list[str]:
     async def told() -> None:
         async with service.client() as client:
@@ -190,8 +198,9 @@ def test_an_endpoint_that_raises_rolls_back(service: Service) -> None:
         (CommitUnknown("lost"), "before commit database", 503, NOT_DONE_TEXT, []),
         (CommitUnknown("lost"), "after commit database", 201, None, ["a"]),
         (NoFreeId("none of 2"), "before begin database", 503, NOT_DONE_TEXT, []),
+        (NotCommitted(committed_elsewhere()), "before commit database", 503, UNKNOWN_TEXT, []),
     ],
-    ids=["refused", "not committed", "committed", "no id"],
+    ids=["refused", "not committed", "committed", "no id", "another writer's doubt"],
 )
 def test_a_failure_of_the_commit_is_the_answer(
     service: Service, failure: Exception, fails_at: str, status: int, detail: str | None, paid: list[str]

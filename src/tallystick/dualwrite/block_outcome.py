@@ -14,6 +14,7 @@ class BlockOutcome:
     def __init__(self) -> None:
         self.value = Outcome.NOT_COMMITTED
         self.offsets = OffsetsOfBlock()
+        self.doubt: WriteInDoubt | None = None  # raised by the block's own commit, until a recovery
         self._states_at_commit: Mapping[str, PreparedTxnState] = {}
         self._pending_doubt: WriteInDoubt | None = None
 
@@ -24,7 +25,7 @@ class BlockOutcome:
 
     def start_block(self) -> None:
         """Start a block, of which nothing is committed."""
-        self.value, self._states_at_commit = Outcome.NOT_COMMITTED, {}
+        self.value, self._states_at_commit, self.doubt = Outcome.NOT_COMMITTED, {}, None
 
     def start_commit(self, states: Mapping[str, PreparedTxnState]) -> None:
         """Take the outcome for unknown from before COMMIT is sent until its answer is there [DW-3].
@@ -36,7 +37,7 @@ class BlockOutcome:
 
     def create_doubt(self, text: str) -> WriteInDoubt:
         """Create the error to raise; the next recovery sets its outcome."""
-        self._pending_doubt = WriteInDoubt(text, self._states_at_commit)
+        self.doubt = self._pending_doubt = WriteInDoubt(text, self._states_at_commit)
         return self._pending_doubt
 
     def resolve(self, rows: Mapping[str, StoredState], rows_before: Mapping[str, StoredState | None]) -> None:
@@ -49,7 +50,7 @@ class BlockOutcome:
             rows: the rows as they are now, by id.
             rows_before: the rows as this writer last saw them committed.
         """
-        doubt, self._pending_doubt = self._pending_doubt, None
+        doubt, self._pending_doubt, self.doubt = self._pending_doubt, None, None
         states = self._states_at_commit if doubt is None else doubt.states
         if not states:
             return

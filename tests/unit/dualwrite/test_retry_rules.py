@@ -111,10 +111,10 @@ def classes(base: type[Exception]) -> Iterator[type[Exception]]:
 
 @pytest.mark.parametrize(("failure", "expected"), OF_EACH_CLASS, ids=lambda each: type(each).__name__)
 def test_what_follows_each_class_of_error(failure: Exception, expected: NextStep) -> None:
-    step = decide_next_step(failure, has_result=False, is_recovered=False, is_last=False)
+    step = decide_next_step(failure, is_own_doubt=False, is_recovered=False, is_last=False)
     assert step is expected
     if expected is REPEATED:
-        last = decide_next_step(failure, has_result=False, is_recovered=False, is_last=True)
+        last = decide_next_step(failure, is_own_doubt=False, is_recovered=False, is_last=True)
         assert last is RAISED
 
 
@@ -195,14 +195,14 @@ def test_an_outage_is_told_by_its_cause(failure: Exception, expected: bool) -> N
     ids=repr,
 )
 def test_reasons_are_looked_for_behind_an_error(failure: Exception, expected: Failure) -> None:
-    for has_result, is_recovered in product((False, True), repeat=2):
-        assert classify_failure(failure, has_result=has_result, is_recovered=is_recovered) is expected
+    for is_own_doubt, is_recovered in product((False, True), repeat=2):
+        assert classify_failure(failure, is_own_doubt=is_own_doubt, is_recovered=is_recovered) is expected
 
 
 @pytest.mark.parametrize("is_last", [False, True])
 def test_a_doubt_is_recovered_first(is_last: bool) -> None:
     for outcome in own.Outcome:
-        step = decide_next_step(in_doubt(outcome), has_result=True, is_recovered=False, is_last=is_last)
+        step = decide_next_step(in_doubt(outcome), is_own_doubt=True, is_recovered=False, is_last=is_last)
         assert step is NextStep.RECOVER
 
 
@@ -218,7 +218,7 @@ def test_after_a_recovery_the_outcome_decides(
     outcome: own.Outcome, while_runs_are_left: NextStep, at_the_last: NextStep
 ) -> None:
     steps = [
-        decide_next_step(in_doubt(outcome), has_result=True, is_recovered=True, is_last=is_last)
+        decide_next_step(in_doubt(outcome), is_own_doubt=True, is_recovered=True, is_last=is_last)
         for is_last in (False, True)
     ]
     assert steps == [while_runs_are_left, at_the_last]
@@ -226,7 +226,7 @@ def test_after_a_recovery_the_outcome_decides(
 
 def test_the_doubt_of_another_writer_is_not_ours_to_recover() -> None:
     for outcome in own.Outcome:
-        step = decide_next_step(in_doubt(outcome), has_result=False, is_recovered=False, is_last=False)
+        step = decide_next_step(in_doubt(outcome), is_own_doubt=False, is_recovered=False, is_last=False)
         assert step is RAISED
 
 

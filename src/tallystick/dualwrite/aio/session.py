@@ -261,10 +261,7 @@ class AsyncDualWriteSession(Generic[D]):
             raise refusal
         for branch, row in rows:
             branch.mark_decided(row)
-        if self._waits_for_kafka or wait_visible:
-            await self._kafka.commit()
-        else:
-            await self._kafka.start()
+        await self._commit_kafka(wait=self._waits_for_kafka or wait_visible)
         self.life.state = WriterState.READY
         if wait_visible:
             for branch, row in rows:
@@ -295,6 +292,14 @@ class AsyncDualWriteSession(Generic[D]):
         self.outcome.value = Outcome.COMMITTED
         self._steps.note(WriteEvent.COMMITTED)
         return None
+
+    async def _commit_kafka(self, *, wait: bool) -> None:
+        """Commit Kafka's half, or start to. Raises: as AsyncKafkaHalf."""
+        try:
+            await (self._kafka.commit() if wait else self._kafka.start())
+        except WriteInDoubt as doubt:
+            self.outcome.doubt = doubt
+            raise
 
     def _sent_states(self, rows: BranchRows) -> Mapping[str, PreparedTxnState]:
         """Return the transactions that the rows name, for clusters to which records were sent."""

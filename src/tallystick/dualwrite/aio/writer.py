@@ -391,6 +391,14 @@ class DualWriter(Generic[D]):
         """Return the state as numbers: `writers`, 0 once it is closed, `-in-doubt` and `-unsettled`."""
         return count_writer(self._session.life, self._session.outcome)
 
+    def owns_doubt(self, exc: BaseException) -> bool:
+        """Return whether an error says that the outcome of this writer's last block is in doubt.
+
+        The WriteInDoubt of another writer, which the block or a hook of its session has used, does not. After
+        `recover()` it is not known any more.
+        """
+        return exc is self._session.outcome.doubt
+
     def note(self, event: WriteEvent, value: float = 1) -> None:
         """Tell the observer what those who use this writer have done."""
         self._steps.note(event, value)

@@ -112,18 +112,19 @@ class Attempts(Generic[D, R]):
 
     def _conclude(self, failure: Exception) -> NextStep:
         """Decide what follows a failure, and recover if that is needed for it."""
-        next_step = self._decide(failure, is_recovered=False)
+        is_own_doubt = self._writer.owns_doubt(failure)
+        next_step = self._decide(failure, is_own_doubt=is_own_doubt, is_recovered=False)
         if next_step is NextStep.RECOVER:
             recover_after(self._writer, failure)
-            next_step = self._decide(failure, is_recovered=True)
+            next_step = self._decide(failure, is_own_doubt=is_own_doubt, is_recovered=True)
         if next_step is NextStep.RUN_AGAIN and not self._writer.ready:
             recover_after(self._writer, failure)
         return next_step
 
-    def _decide(self, failure: Exception, *, is_recovered: bool) -> NextStep:
+    def _decide(self, failure: Exception, *, is_own_doubt: bool, is_recovered: bool) -> NextStep:
         return decide_next_step(
             failure,
-            has_result=bool(self._results),
+            is_own_doubt=is_own_doubt,
             is_recovered=is_recovered,
             is_last=self._run_count - self._key_conflict_count >= self._retry.attempts,
         )
@@ -149,12 +150,14 @@ def recover_after(writer: DualWriter[D], failure: Exception) -> None:
 
 
 def resolve_doubt(writer: DualWriter[D], doubt: WriteInDoubt) -> None:
-    """Return if the transaction in doubt is committed after all.
+    """Return if the transaction of a writer that its commit left in doubt is committed after all.
 
-    Raises: `doubt` if it is not; as `recover_after`.
+    Raises: `doubt` if it is not, or is that of another writer; as `recover_after`.
     """
+    if not writer.owns_doubt(doubt):
+        raise doubt
     recover_after(writer, doubt)
-    if decide_next_step(doubt, has_result=True, is_recovered=True, is_last=True) is not NextStep.RETURN:
+    if decide_next_step(doubt, is_own_doubt=True, is_recovered=True, is_last=True) is not NextStep.RETURN:
         raise doubt
 
 

@@ -368,7 +368,7 @@ class BatchRunner(Generic[D]):
                 self._send_all(batch, held_back)
                 txn.wait_visible = any(each.wait_visible for each in batch.ready)
         except WriteInDoubt as doubt:
-            failure = self._resolve(writer, doubt)
+            failure = self._resolve(writer, doubt) if writer.owns_doubt(doubt) else doubt
         except Exception as exc:
             failure = exc
         except BaseException as exc:

@@ -263,10 +263,7 @@ class DualWriteSession(Generic[D]):
             raise refusal
         for branch, row in rows:
             branch.mark_decided(row)
-        if self._waits_for_kafka or wait_visible:
-            self._kafka.commit()
-        else:
-            self._kafka.start()
+        self._commit_kafka(wait=self._waits_for_kafka or wait_visible)
         self.life.state = WriterState.READY
         if wait_visible:
             for branch, row in rows:
@@ -297,6 +294,14 @@ class DualWriteSession(Generic[D]):
         self.outcome.value = Outcome.COMMITTED
         self._steps.note(WriteEvent.COMMITTED)
         return None
+
+    def _commit_kafka(self, *, wait: bool) -> None:
+        """Commit Kafka's half, or start to. Raises: as KafkaHalf."""
+        try:
+            (self._kafka.commit() if wait else self._kafka.start())
+        except WriteInDoubt as doubt:
+            self.outcome.doubt = doubt
+            raise
 
     def _sent_states(self, rows: BranchRows) -> Mapping[str, PreparedTxnState]:
         """Return the transactions that the rows name, for clusters to which records were sent."""

@@ -110,7 +110,6 @@ class DualWriteBlock:
 
     @contextmanager
     def _open_outermost(self) -> Iterator[Part]:
-        has_ended = False
         with self._writers.writer() as writer:
             try:
                 with ExitStack() as stack:
@@ -122,10 +121,7 @@ class DualWriteBlock:
                         )
                     with _pushed(self._using, txn):
                         yield txn
-                    has_ended = True
             except WriteInDoubt as doubt:
-                if not has_ended:  # raised by another writer in the block
-                    raise
                 resolve_doubt(writer, doubt)
 
 

@@ -80,15 +80,11 @@ def transaction_of(writers: Pool) -> Any:
 
 def _open_async(writers: "aio.WriterPool[Any]") -> Callable[[], AsyncIterator["aio.Transaction[Any]"]]:
     async def open_transaction() -> AsyncIterator["aio.Transaction[Any]"]:
-        has_returned = False
         async with writers.writer() as writer:
             try:
                 async with writer.transaction() as txn:
                     yield txn
-                    has_returned = True
             except WriteInDoubt as doubt:
-                if not has_returned:  # raised by another writer in the endpoint
-                    raise
                 await aio_attempts.resolve_doubt(writer, doubt)
 
     return open_transaction
@@ -97,15 +93,11 @@ def _open_async(writers: "aio.WriterPool[Any]") -> Callable[[], AsyncIterator["a
 def _open(writers: WriterPool[Any]) -> Callable[[], AsyncIterator[Transaction[Any]]]:
     @contextmanager
     def run_transaction() -> Iterator[Transaction[Any]]:
-        has_returned = False
         with writers.writer() as writer:
             try:
                 with writer.transaction() as txn:
                     yield txn
-                    has_returned = True
             except WriteInDoubt as doubt:
-                if not has_returned:
-                    raise
                 attempts.resolve_doubt(writer, doubt)
 
     async def open_transaction() -> AsyncIterator[Transaction[Any]]:

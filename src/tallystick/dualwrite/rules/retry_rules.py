@@ -152,22 +152,23 @@ _NO_ANSWER: Final = (ConnectionLost, TimedOut, Unreachable)
 
 
 def decide_next_step(
-    failure: BaseException, *, has_result: bool, is_recovered: bool, is_last: bool
+    failure: BaseException, *, is_own_doubt: bool, is_recovered: bool, is_last: bool
 ) -> NextStep:
     """Return what follows a run that raised `failure`.
 
     Args:
-        has_result: the work had returned, so that an outcome in doubt is that of its own transaction.
+        is_own_doubt: the commit of the run itself has raised it: not another writer, which the work or a hook
+            of its session has used.
         is_recovered: recovery has been tried since.
         is_last: no run is left.
     """
-    kind = classify_failure(failure, has_result=has_result, is_recovered=is_recovered)
+    kind = classify_failure(failure, is_own_doubt=is_own_doubt, is_recovered=is_recovered)
     return _NEXT_STEPS[kind][is_last]
 
 
-def classify_failure(failure: BaseException, *, has_result: bool, is_recovered: bool) -> Failure:
+def classify_failure(failure: BaseException, *, is_own_doubt: bool, is_recovered: bool) -> Failure:
     """Return what an exception of `transaction()`, or of the work in it, means for both halves."""
-    if isinstance(failure, WriteInDoubt) and has_result:
+    if isinstance(failure, WriteInDoubt) and is_own_doubt:
         return _OUTCOMES[failure.outcome()] if is_recovered else Failure.IN_DOUBT
     if any(isinstance(each, _PERHAPS_COMMITTED) for each in _causes(failure)):
         return Failure.OTHER

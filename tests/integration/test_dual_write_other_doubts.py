@@ -1,0 +1,120 @@
+"""A doubt of another writer, raised where it could be taken for this one's: by a hook, or by the commit."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+from tests.support.dual_world import World, worlds
+
+from tallystick.dualwrite import AsyncSqlStore, NotCommitted, Outcome, SqlStore, WriteInDoubt, WriterPool, aio
+from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.testing import EmbeddedBroker
+
+pytestmark = pytest.mark.server
+
+RETRIES = 2
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(in_process=True, config={"flush.policy": "os"}) as broker:
+        yield broker
+
+
+@pytest.fixture
+def world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[World]:
+    def make_engine(name: str) -> Any:
+        return create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
+
+    for make in worlds(broker, make_engine):
+        yield make()
+
+
+@pytest.fixture(params=Outcome)
+def doubt(request: pytest.FixtureRequest) -> WriteInDoubt:
+    """The doubt of a writer that the work, or a hook of its session, has used."""
+    doubt = WriteInDoubt("audit-1: the answer was lost", {})
+    doubt.set_outcome(request.param)
+    return doubt
+
+
+def insert(world: World) -> Any:
+    return text(f"INSERT INTO {world.table} VALUES (1, 'mine')")
+
+
+def raise_at_flush(session: Any, doubt: WriteInDoubt) -> None:
+    def fail(_: object) -> None:
+        raise doubt
+
+    event.listen(session, "before_commit", fail)
+
+
+def test_a_run_is_not_committed_by_the_doubt_of_another_writer(world: World, doubt: WriteInDoubt) -> None:
+    """[DW-3] Nor is it run again: what the other writer has done may be committed."""
+    runs: list[int] = []
+
+    def pay(txn: Any) -> str:
+        runs.append(1)
+        txn.session.execute(insert(world))
+        txn.send(world.topic, b"mine")
+        raise_at_flush(txn.session, doubt)
+        return "paid"
+
+    writer = world.life()
+    writer.recover()
+    with pytest.raises(WriteInDoubt) as raised:
+        writer.run(pay, retries=RETRIES)
+    assert raised.value is doubt
+    assert len(runs) == 1
+    assert world.check() == []
+
+
+def test_nor_is_a_run_of_an_asyncio_writer(world: World, doubt: WriteInDoubt) -> None:
+    """[DW-3]"""
+
+    async def pay(txn: Any) -> str:
+        await txn.session.execute(insert(world))
+        await txn.send(world.topic, b"mine")
+        raise_at_flush(txn.session.sync_session, doubt)
+        return "paid"
+
+    async def run() -> None:
+        engine = create_async_engine(world.engine.url.set(drivername="sqlite+aiosqlite"), poolclass=NullPool)
+        async with aio.DualWriter(AsyncSqlStore(engine), world.config) as writer:
+            await writer.recover()
+            with pytest.raises(WriteInDoubt) as raised:
+                await writer.run(pay, retries=RETRIES)
+            assert raised.value is doubt
+        await engine.dispose()
+
+    asyncio.run(run())
+    assert world.check() == []
+
+
+def test_nor_is_a_batch(world: World, doubt: WriteInDoubt) -> None:
+    """[DW-14]"""
+    failures: list[Exception] = [NotCommitted(doubt)]
+
+    def watch(_: int, step: RecipeStep, done: bool) -> None:
+        if step.name == "commit database" and failures and not done:
+            raise failures.pop()
+
+    def pay(unit: Any) -> str:
+        unit.connection.execute(insert(world))
+        unit.send(world.topic, b"mine")
+        return "paid"
+
+    with WriterPool(SqlStore(world.make_engine()), world.config, 1, watch=watch) as pool:
+        pool.recover()
+        if doubt.outcome() is Outcome.NOT_COMMITTED:  # then it may be run again
+            assert pool.run_batched(pay) == "paid"
+        else:
+            with pytest.raises(WriteInDoubt) as raised:
+                pool.run_batched(pay)
+            assert raised.value is doubt
+    assert world.check() == (["mine"] if doubt.outcome() is Outcome.NOT_COMMITTED else [])
