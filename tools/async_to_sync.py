@@ -127,6 +127,7 @@ NAMES: Final = {
     "asynccontextmanager": "contextmanager",
     "create_async_engine": "create_engine",
     "enter_async_context": "enter_context",
+    "push_async_callback": "callback",
 }
 MODULES: Final = {
     "tallystick.admin.aio": "tallystick.admin.client",

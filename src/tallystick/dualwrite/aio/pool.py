@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
@@ -162,14 +162,15 @@ class WriterPool(Generic[D]):
             log_loss(self._config["transactional.id"], acquired[-1:], exc)
             raise
         finally:
-            for writer in acquired if not self._owning_process.is_forked_child else ():
-                await self._take_back(writer)
+            if not self._owning_process.is_forked_child:
+                await self._take_back(acquired)
 
-    async def _take_back(self, writer: DualWriter[D]) -> None:
-        if self._leases is None:
+    async def _take_back(self, writers: Sequence[DualWriter[D]]) -> None:
+        if self._leases is not None:
+            await self._leases.take_back(*writers)
+            return
+        for writer in writers:
             self._free.put_nowait(writer)
-        else:
-            await self._leases.take_back(writer)
 
     def _check_recovered(self) -> None:
         self._owning_process.check_process(f"{self._config['transactional.id']}: this pool")

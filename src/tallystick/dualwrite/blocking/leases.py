@@ -13,6 +13,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from typing import Any, Final, Generic, TypeVar
 
 from tallystick.client.errors import NotSupported
@@ -203,15 +204,20 @@ class LeaseKeeper(Generic[D]):
             self._close_writer(writer)
         return lending is Lending.LEND
 
-    def take_back(self, writer: DualWriter[D]) -> None:
-        """Take back a writer that was lent."""
-        with self._lock:
-            leased = self._find(writer)
-            if leased is not None:
-                leased.is_lent = False
-                self._set_free(writer)
-        if leased is None:
-            self._close_writer(writer)
+    def take_back(self, *writers: DualWriter[D]) -> None:
+        """Take back writers that were lent, and close those whose ids were given up meanwhile.
+
+        The others are free before the first close, which takes time and may be interrupted.
+        """
+        with ExitStack() as stack:
+            for writer in writers:
+                with self._lock:
+                    leased = self._find(writer)
+                    if leased is not None:
+                        leased.is_lent = False
+                        self._set_free(writer)
+                if leased is None:
+                    stack.callback(self._close_writer, writer)
 
     def note_failure(self, writer: DualWriter[D], exc: Exception) -> None:
         """Give up an id that could not be recovered if another one serves better."""

@@ -3,7 +3,7 @@
 """WriterPool: one writer, and so one transactional id, for each of several concurrent transactions."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from queue import LifoQueue
 from types import TracebackType
@@ -164,14 +164,15 @@ class WriterPool(Generic[D]):
             log_loss(self._config["transactional.id"], acquired[-1:], exc)
             raise
         finally:
-            for writer in acquired if not self._owning_process.is_forked_child else ():
-                self._take_back(writer)
+            if not self._owning_process.is_forked_child:
+                self._take_back(acquired)
 
-    def _take_back(self, writer: DualWriter[D]) -> None:
-        if self._leases is None:
+    def _take_back(self, writers: Sequence[DualWriter[D]]) -> None:
+        if self._leases is not None:
+            self._leases.take_back(*writers)
+            return
+        for writer in writers:
             self._free.put_nowait(writer)
-        else:
-            self._leases.take_back(writer)
 
     def _check_recovered(self) -> None:
         self._owning_process.check_process(f"{self._config['transactional.id']}: this pool")
