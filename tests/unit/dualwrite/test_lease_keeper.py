@@ -1,4 +1,4 @@
-"""The leases of a pool over a store and writers that are made up: what is closed when, and what waits for it."""
+"""The leases of a pool over a store and writers that are made up: what is closed, when, and who waits."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -133,3 +133,48 @@ def test_a_caller_that_is_cancelled_while_a_lost_id_is_closed_gives_back_the_oth
         await made.pool.close()
 
     tell(story, 3)
+
+
+def test_the_heartbeat_does_not_wait_for_a_lost_writer_to_close() -> None:
+    """Meanwhile it would renew nothing, and the pool would lose its other ids as well."""
+
+    async def story(made: MadeUpPool, writers: list[Any]) -> None:
+        kept, lost = writers
+        made.table.holders[lost.id] = "other"
+        held = made.keeper._held[kept.id]
+        held.usable_until_ms = 0
+        assert await made.keeper.renew()
+        assert list(made.keeper._held) == [kept.id]
+        assert held.usable_until_ms > 0
+        assert not lost.is_closing.is_set()
+        await made.keeper._run_upkeep()
+        assert lost.is_closed
+        await made.pool.close()
+
+    tell(story, 2)
+
+
+def test_a_lost_writer_is_closed_with_its_pool() -> None:
+    async def story(made: MadeUpPool, writers: list[Any]) -> None:
+        kept, lost = writers
+        made.table.holders[lost.id] = "other"
+        assert await made.keeper.renew()
+        await made.pool.close()
+        assert (kept.is_closed, lost.is_closed) == (True, True)
+        assert made.table.holders == {kept.id: "", lost.id: "other"}
+
+    tell(story, 2)
+
+
+def test_a_lost_writer_that_is_lent_is_closed_by_its_borrower() -> None:
+    async def story(made: MadeUpPool, writers: list[Any]) -> None:
+        (lost,) = writers
+        async with made.pool.writer():
+            made.table.holders[lost.id] = "other"
+            assert await made.keeper.renew()
+            await made.keeper._run_upkeep()
+            assert not lost.is_closed
+        assert lost.is_closed
+        await made.pool.close()
+
+    tell(story, 1)

@@ -3,8 +3,8 @@
 """The leases of a pool: which ids it uses, how long it may use them, and the ids of processes that are gone.
 
 A heartbeat renews the leases. What takes longer is upkeep, and runs beside it: taking other ids in place of
-those that were lost, and recovering the ids whose holder has let its lease expire. `lease_rules` decides;
-this module asks the database and keeps the writers.
+those that were lost, recovering the ids whose holder has let its lease expire, and closing the writers of
+ids that were lost. `lease_rules` decides; this module asks the database and keeps the writers.
 
 A lease protects nothing by itself [DW-15]; see `lease_rules`.
 """
@@ -105,6 +105,7 @@ class LeaseKeeper(Generic[D]):
         self._holder = ""
         self._held: dict[str, LeasedId[D]] = {}
         self.held_ids: Collection[str] = self._held.keys()  # a view
+        self._lost_writers: list[DualWriter[D]] = []  # to be closed
         self._recovering_ids: set[str] = set()  # of other holders, taken over in order to recover them
         self._attempts = RecoveryAttempts(lease.duration_ms)
         self._lock = threading.Lock()  # around what is looked at and changed without waiting
@@ -296,7 +297,7 @@ class LeaseKeeper(Generic[D]):
         for each in find_lost(ids, renewed_ids):
             lost = self._give_up(each, "its lease has expired, and another process has taken it over")
             if lost is not None and not lost.is_lent:
-                self._close_writer(lost.writer)
+                self._lost_writers.append(lost.writer)
         with self._lock:
             for leased in [self._held[each] for each in ids if each in self._held]:
                 leased.usable_until_ms = sent_ms + self._lease.duration_ms
@@ -314,6 +315,7 @@ class LeaseKeeper(Generic[D]):
             _log.warning("the leases of %r: %s", self._base, describe_error(exc))
         finally:
             try:
+                self._close_lost()
                 if self._is_closed:
                     self._close_held()
                 self._release_thread()
@@ -385,7 +387,16 @@ class LeaseKeeper(Generic[D]):
             if driver is not None:
                 join_within(driver, CLOSE_WAIT_S)
         self._heartbeat = None
+        self._close_lost()
         self._close_held()
+
+    def _close_lost(self) -> None:
+        while True:
+            with self._lock:
+                writer = self._lost_writers.pop() if self._lost_writers else None
+            if writer is None:
+                return
+            self._close_writer(writer)
 
     def _close_held(self) -> None:
         while True:
