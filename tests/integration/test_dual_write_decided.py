@@ -22,6 +22,7 @@ from tallystick.client.transactions.request_sender import TxnRequestSender
 from tallystick.dualwrite import (
     AsyncSqlStore,
     DualWriter,
+    Lease,
     NotRecovered,
     Outcome,
     Torn,
@@ -242,11 +243,12 @@ def _refuse(_: object) -> None:
     raise ConnectionRefusedError
 
 
+@pytest.mark.parametrize("lease", [None, Lease(duration_ms=86_400_000)], ids=["names", "leases"])
 def test_a_pool_closes_every_writer_and_tells_of_a_failure(
-    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, lease: Lease | None
 ) -> None:
     world = make_world("decided")
-    pool = WriterPool(world.store, world.config, 2, wait="decided")
+    pool = WriterPool(world.store, world.config, 2, wait="decided", lease=lease)
     pool.recover()
     with pool.writer() as first, pool.writer() as second:
         world.pay(second, 1, "a")

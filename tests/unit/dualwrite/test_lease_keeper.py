@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tallystick.dualwrite import Lease, LeaseLost, NoFreeId, aio
+from tallystick.dualwrite import Lease, LeaseLost, NoFreeId, Torn, WriteInDoubt, aio
 from tallystick.dualwrite.aio.leases import AsyncLeaseKeeper
 from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.rules.recovery import Report
@@ -178,3 +178,20 @@ def test_a_lost_writer_that_is_lent_is_closed_by_its_borrower() -> None:
         await made.pool.close()
 
     tell(story, 1)
+
+
+@pytest.mark.parametrize("failure", [Torn("the cluster has aborted"), WriteInDoubt("not finished", {})])
+def test_closing_tells_of_a_half_that_failed_once_everything_is_closed(failure: Exception) -> None:
+    """[DW-17] And leaves its id to be recovered by another process."""
+
+    async def story(made: MadeUpPool, writers: list[Any]) -> None:
+        first, second, third = writers
+        first.fails_to_close, second.fails_to_close = ConnectionError("gone"), failure
+        with pytest.raises(type(failure)) as raised:
+            await made.pool.close()
+        assert raised.value is failure
+        assert all(each.is_closed for each in writers)
+        assert [made.table.holders[each.id] == "" for each in (first, second, third)] == [False, False, True]
+        await made.pool.close()
+
+    tell(story, 3)

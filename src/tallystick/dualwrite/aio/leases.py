@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, Generic, TypeVar
 
@@ -19,7 +19,14 @@ from tallystick.client.errors import NotSupported
 from tallystick.dualwrite.aio.leased_store import AsyncLeasedStore
 from tallystick.dualwrite.aio.writer import DualWriter
 from tallystick.dualwrite.batch_rules import start_driver_async
-from tallystick.dualwrite.errors import DatabaseBehind, Halted, LeaseLost, NotRecovered, Torn
+from tallystick.dualwrite.errors import (
+    DatabaseBehind,
+    Halted,
+    LeaseLost,
+    NotRecovered,
+    Torn,
+    WriteInDoubt,
+)
 from tallystick.dualwrite.forks import OwningProcess
 from tallystick.dualwrite.pool_rules import (
     describe_process,
@@ -105,6 +112,7 @@ class AsyncLeaseKeeper(Generic[D]):
         self._held: dict[str, AsyncLeasedId[D]] = {}
         self.held_ids: Collection[str] = self._held.keys()  # a view
         self._lost_writers: list[DualWriter[D]] = []  # to be closed
+        self._close_failures: list[Torn | WriteInDoubt] = []
         self._recovering_ids: set[str] = set()  # of other holders, taken over in order to recover them
         self._attempts = RecoveryAttempts(lease.duration_ms)
         self._lock = threading.Lock()  # around what is looked at and changed without waiting
@@ -274,7 +282,7 @@ class AsyncLeaseKeeper(Generic[D]):
                 # Not told by `_upkeep`: a thread may have ended before it is assigned here.
                 self._is_upkeep_running = True
                 self._upkeep = start_driver_async(f"tallystick-upkeep-{self._base}", self._run_upkeep)
-        await self._release_thread()
+        _release_thread(self._store)
 
     async def renew(self) -> bool:
         """Renew the leases; return False if the database was not reached."""
@@ -317,7 +325,7 @@ class AsyncLeaseKeeper(Generic[D]):
                 await self._close_lost()
                 if self._is_closed:
                     await self._close_held()
-                await self._release_thread()
+                _release_thread(self._store)
             finally:
                 self._is_upkeep_running = False
 
@@ -366,21 +374,18 @@ class AsyncLeaseKeeper(Generic[D]):
             "release lease", transactional_id, self._store.release_lease, transactional_id, self._holder
         )
 
-    async def _release_thread(self) -> None:
-        """Release what the store keeps for each thread, if it does."""
-        release = getattr(self._store, "release_thread", None)
-        if release is not None:
-            release()
-
     # ---- the end
 
-    async def close(self) -> None:
-        """Close the writers, and give back the ids that are finished. A forked child gives nothing back."""
+    async def close(self) -> Sequence[Torn | WriteInDoubt]:
+        """Close the writers, and give back the ids that are finished. A forked child gives nothing back.
+
+        Returns: how Kafka's half has failed in transactions whose blocks had ended before.
+        """
         self._is_closed = True
         if self._owning_process.is_forked_child:
             for leased in self._held.values():
                 await leased.writer.close()
-            return
+            return ()
         self._wake.set()
         for driver in (self._heartbeat, self._upkeep):
             if driver is not None:
@@ -388,6 +393,8 @@ class AsyncLeaseKeeper(Generic[D]):
         self._heartbeat = None
         await self._close_lost()
         await self._close_held()
+        failures, self._close_failures = self._close_failures, []
+        return failures
 
     async def _close_lost(self) -> None:
         while True:
@@ -414,6 +421,8 @@ class AsyncLeaseKeeper(Generic[D]):
             if giving_back is not GivingBack.EXPIRE:
                 await self._release(leased.id)
         except Exception as exc:  # of the database or the cluster: another process recovers the id
+            if isinstance(exc, Torn | WriteInDoubt) and giving_back is not GivingBack.RECOVER:
+                self._close_failures.append(exc)  # by the close: of the last block, which has not raised it
             _log.warning("%r is left until its lease expires: %s", leased.id, describe_error(exc))
             await self._close_writer(leased.writer)
 
@@ -422,6 +431,13 @@ class AsyncLeaseKeeper(Generic[D]):
             await writer.close()
         except Exception as exc:  # its id is recovered by the next holder
             _log.warning("%r did not close: %s", writer, describe_error(exc))
+
+
+def _release_thread(store: object) -> None:
+    """Release what a store keeps for each thread, if it does."""
+    release = getattr(store, "release_thread", None)
+    if release is not None:
+        release()
 
 
 def _require_leases(store: AsyncStore[D]) -> AsyncLeaseStore[D]:

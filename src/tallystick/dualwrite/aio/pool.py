@@ -283,9 +283,9 @@ class WriterPool(Generic[D]):
         """
         if not self._owning_process.is_forked_child:
             await self._batches.close()
-        if self._leases is not None:
-            await self._leases.close()
         failures: list[Torn | WriteInDoubt] = []
+        if self._leases is not None:
+            failures += await self._leases.close()
         for writer in self._writers:
             try:
                 await writer.close()

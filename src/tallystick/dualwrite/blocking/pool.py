@@ -285,9 +285,9 @@ class WriterPool(Generic[D]):
         """
         if not self._owning_process.is_forked_child:
             self._batches.close()
-        if self._leases is not None:
-            self._leases.close()
         failures: list[Torn | WriteInDoubt] = []
+        if self._leases is not None:
+            failures += self._leases.close()
         for writer in self._writers:
             try:
                 writer.close()
