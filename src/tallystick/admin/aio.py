@@ -88,8 +88,9 @@ class Admin:
                 given.
             coordinators: broker ids; all brokers if None.
 
-        Raises: NotSupported for a broker id that the cluster does not list; Unreachable or TimedOut when no
-            broker can be asked.
+        Raises:
+            NotSupported: a broker id that the cluster does not list.
+            Unreachable, TimedOut: no broker answers.
         """
         return await self._runner.run_on_transactions(
             "list_transactions",
@@ -136,8 +137,7 @@ class Admin:
 
         Args: topic, partition, broker: where to look; the whole cluster without them.
 
-        Raises: UnknownTopic, Unreachable, TimedOut. Failures of single brokers or partitions are in the
-            report.
+        Raises: UnknownTopic, Unreachable, TimedOut. The report has failures of single brokers and partitions.
         """
         return await self._runner.run_on_transactions(
             "find_hanging_transactions",
