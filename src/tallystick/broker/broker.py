@@ -283,16 +283,17 @@ class Broker:
             ):
                 raise BadConfig(UNPROTECTED_STORE)
             use_change = await self.prepare_change(config, touched)
-            if validate_only:
-                return
-            await self.worker.run(lambda: self.metadata_store.set_broker_config(broker, configs))
-            self._dynamic_configs[broker] = configs
-            self.config = config
-            use_change()
-            self.data_directory.reconfigure(config)
-            self.topic_controller.reconfigure(config)
-            for tell in self.config_listeners:
-                tell(config)
+            async with self.topic_controller.hold_topics(config):
+                if validate_only:
+                    return
+                await self.worker.run(lambda: self.metadata_store.set_broker_config(broker, configs))
+                self._dynamic_configs[broker] = configs
+                self.config = config
+                use_change()
+                self.data_directory.reconfigure(config)
+                self.topic_controller.reconfigure(config)
+                for tell in self.config_listeners:
+                    tell(config)
 
     def _get_txn_settings(self) -> TxnSettings:
         """Return the current settings; called at every decision, therefore cached."""
