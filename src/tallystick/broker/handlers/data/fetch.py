@@ -272,12 +272,13 @@ class _DelayedFetch:
                 upper=Offset(upper),
                 min_one=budget.is_first,
             )
+            if isinstance(result, Reject):
+                return _failed_result(request, result)
+            data = self._build_result(request, partition, result.data)
         except StorageFailure as exc:
             return _failed_result(request, Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc)))
-        if isinstance(result, Reject):
-            return _failed_result(request, result)
         budget.consume(len(result.data))
-        return self._build_result(request, partition, result.data)
+        return data
 
     def _find_partition(self, key: FetchPartitionKey) -> Partition | Reject:
         name, index = key
