@@ -31,7 +31,7 @@ from tallystick.storage.segments.segment_scan import (
     TIME_INDEX_SUFFIX,
     SegmentScanner,
 )
-from tallystick.storage.segments.transaction_index import AbortedTxn, TransactionIndex
+from tallystick.storage.segments.transaction_index import TransactionIndex
 
 
 class OpenSegmentCache:
@@ -71,7 +71,9 @@ class SegmentReader:
         self.files = files
         self.base_offset = files.base_offset
         self.records = FileRecords(files, self._touch)
-        self.transaction_index = TransactionIndexFile(files, self._find_aborted_in_log)
+        self.transaction_index = TransactionIndexFile(
+            files, lambda: find_aborted_in_log(files, self.file.pread, self.size)
+        )
         self._index_interval_bytes = index_interval_bytes
         self._cache = cache
         self._indexes: SegmentIndexes | None = None
@@ -173,9 +175,6 @@ class SegmentReader:
         return self.transaction_index.is_missing and not self.files.fs.exists(
             self.files.make_path(INDEX_SUFFIX)
         )
-
-    def _find_aborted_in_log(self) -> list[AbortedTxn]:
-        return find_aborted_in_log(self.files, self.file.pread, self.size)
 
     # -- reading -------------------------------------------------------------------------------------------
 
