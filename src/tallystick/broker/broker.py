@@ -32,7 +32,7 @@ from tallystick.broker.group.machine.model import GroupConfig
 from tallystick.broker.metadata.acl_controller import AclController
 from tallystick.broker.metadata.features import FinalizedFeatures
 from tallystick.broker.metadata.scram_controller import ScramController
-from tallystick.broker.metadata.store import FILE_NAME, ProducerIdBlock
+from tallystick.broker.metadata.store import FILE_NAME, STORAGE_FAILURES, ProducerIdBlock, is_rolled_back
 from tallystick.broker.metadata.worker import BlockingWorker
 from tallystick.broker.metrics.broker_metrics import BrokerMetrics
 from tallystick.broker.partitions.data_directory import DataDirectory, StorageEnvironment
@@ -52,6 +52,7 @@ from tallystick.broker.txn.start_comparison import (
     create_unclean_comparison,
 )
 from tallystick.kernel.clock import Clock
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import INT32_MAX, ProducerId
 from tallystick.kernel.settings import BadConfig
@@ -152,7 +153,7 @@ class Broker:
         self.data_directory.reconfigure(self.config)
         self._open_authorizer()
         self.scram_controller = ScramController(self.metadata_store, self.worker, self.fail)
-        self.features = FinalizedFeatures(self.metadata_store, self.worker, self._gate_downgrade)
+        self.features = FinalizedFeatures(self.metadata_store, self.worker, self._gate_downgrade, self.fail)
         self.topic_controller = TopicController(
             self.metadata_store, self.data_directory, self.worker, self.config, new_uuid=self._new_uuid
         )
@@ -255,9 +256,9 @@ class Broker:
             raise BadConfig(f"{', '.join(new)}: there is no such listener, only {names}")
         return self._build_effective_config(dynamic)
 
-    async def set_dynamic_configs(self, broker: str, configs: Mapping[str, str]) -> None:
+    async def set_dynamic_configs(self, broker: str, configs: Mapping[str, str]) -> Reject | None:
         """Replace the dynamic settings of a broker, or of all if the name is empty. Raises: BadConfig."""
-        await self.alter_dynamic_configs(broker, lambda _: configs)
+        return await self.alter_dynamic_configs(broker, lambda _: configs)
 
     async def alter_dynamic_configs(
         self,
@@ -266,8 +267,10 @@ class Broker:
         *,
         touched: Collection[str] = (),
         validate_only: bool = False,
-    ) -> None:
+    ) -> Reject | None:
         """Change the dynamic settings of a broker, or of all if the name is empty. Raises: BadConfig.
+
+        Rejects with: KAFKA_STORAGE_ERROR; nothing is changed in this process.
 
         Args:
             change: returns the new settings for the present ones, called when its turn has come: changes are
@@ -283,16 +286,28 @@ class Broker:
             ):
                 raise BadConfig(UNPROTECTED_STORE)
             use_change = await self.prepare_change(config, touched)
-            if validate_only:
-                return
-            await self.worker.run(lambda: self.metadata_store.set_broker_config(broker, configs))
-            self._dynamic_configs[broker] = configs
-            self.config = config
-            use_change()
-            self.data_directory.reconfigure(config)
-            self.topic_controller.reconfigure(config)
-            for tell in self.config_listeners:
-                tell(config)
+            async with self.topic_controller.hold_topics(config):
+                if validate_only:
+                    return None
+                try:
+                    await self.worker.run(lambda: self.metadata_store.set_broker_config(broker, configs))
+                except STORAGE_FAILURES as exc:
+                    return self._reject_failed_change(exc)
+                self._dynamic_configs[broker] = configs
+                self.config = config
+                use_change()
+                self.data_directory.reconfigure(config)
+                self.topic_controller.reconfigure(config)
+                for tell in self.config_listeners:
+                    tell(config)
+                return None
+
+    def _reject_failed_change(self, exc: Exception) -> Reject:
+        if not is_rolled_back(exc):
+            # It may be in the file: continuing without it could contradict the state after a restart [MET-1].
+            self.fail(exc)
+        _log.error("settings cannot be changed: %s", exc)
+        return Reject(ErrorCode.KAFKA_STORAGE_ERROR, f"settings cannot be changed: {exc}")
 
     def _get_txn_settings(self) -> TxnSettings:
         """Return the current settings; called at every decision, therefore cached."""

@@ -199,13 +199,16 @@ class LogReader:
         return count
 
     def collect_aborted_txns(self, lo: int, hi: int) -> tuple[AbortedTxn, ...]:
-        """Return aborted transactions with records in [lo, hi), for read_committed consumers to skip."""
+        """Return aborted transactions with records in [lo, hi), for read_committed consumers to skip.
+
+        Raises: StorageFailure.
+        """
         slot = max(0, bisect_right(self._base_offsets, lo) - 1)
-        return tuple(
-            collect_aborted_txns(
-                (segment.load_transaction_index() for segment in self.segments[slot:]), lo, hi
-            )
-        )
+        indexes = (segment.load_transaction_index() for segment in self.segments[slot:])
+        try:
+            return tuple(collect_aborted_txns(indexes, lo, hi))
+        except OSError as exc:
+            raise StorageFailure(self._directory, f"a read failed: {exc}") from exc
 
     # -- reading by timestamp --------------------------------------------------------------------------
 

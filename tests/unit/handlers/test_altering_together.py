@@ -1,11 +1,16 @@
 """Settings that are altered at the same time: each change that was acknowledged is there afterwards."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
-from tests.support.memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
+import pytest
+from tests.support.memory_broker import MemoryBroker, Turn, memory_broker, memory_disk, on_a_loop
 
 from tallystick.broker.handlers.cluster.config_view import ConfigResourceType
+from tallystick.broker.partitions.topics import TopicSpec, resolve_topic_config
 from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import INT64_MAX
 from tallystick.protocol.messages.cluster.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
@@ -13,6 +18,7 @@ from tallystick.protocol.messages.cluster.incremental_alter_configs import (
 )
 
 TOPIC = "orders"
+DEFAULTS = {"log.cleaner.min.compaction.lag.ms": "120000", "log.retention.ms": "1000"}
 
 
 async def alter(desk: MemoryBroker, kind: ConfigResourceType, resource: str, name: str, value: str) -> int:
@@ -82,3 +88,104 @@ async def test_a_change_is_judged_by_what_is_there_when_its_turn_comes() -> None
             alter(desk, ConfigResourceType.TOPIC, TOPIC, "max.compaction.lag.ms", "1000"),
         )
         assert sorted(codes) == [ErrorCode.NONE, ErrorCode.INVALID_CONFIG]
+
+
+async def alter_defaults(desk: MemoryBroker, *, check: bool = False) -> tuple[int, str]:
+    """Give all topics a shorter retention, and a lag that is too long for `TOPIC`."""
+    configs = tuple(
+        AlterableConfig(name=name, config_operation=0, value=value) for name, value in DEFAULTS.items()
+    )
+    named = AlterConfigsResource(resource_type=ConfigResourceType.BROKER, resource_name="", configs=configs)
+    answer = await desk.ask(IncrementalAlterConfigsRequest(resources=(named,), validate_only=check), 1)
+    return answer.responses[0].error_code, answer.responses[0].error_message
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_default_that_a_topic_cannot_have_is_refused_and_changes_nothing(check: bool) -> None:
+    async def scenario() -> None:
+        disk = memory_disk()
+        async with memory_broker(disk) as desk:
+            await desk.make_topic(TOPIC)
+            await alter(desk, ConfigResourceType.TOPIC, TOPIC, "max.compaction.lag.ms", "60000")
+            before = desk.broker.config
+            code, reason = await alter_defaults(desk, check=check)
+            assert code == ErrorCode.INVALID_REQUEST
+            assert f"topic '{TOPIC}' (max.compaction.lag.ms=60000)" in reason, reason
+            assert not desk.broker.dynamic_configs
+            assert not desk.broker.metadata_store.load_broker_configs()
+            assert desk.broker.config is before
+        async with memory_broker(disk) as desk:
+            assert desk.broker.topics.find(TOPIC) is not None
+
+    asyncio.run(scenario())
+
+
+@on_a_loop
+async def test_a_topic_is_not_given_what_a_default_under_way_contradicts() -> None:
+    async with memory_broker() as desk:
+        await desk.make_topic(TOPIC)
+        run, others = desk.broker.worker.run, list[asyncio.Task[int]]()
+
+        async def run_while_the_topic_changes(call: Callable[[], Any]) -> Any:
+            if not others:
+                own = alter(desk, ConfigResourceType.TOPIC, TOPIC, "max.compaction.lag.ms", "60000")
+                others.append(asyncio.ensure_future(own))
+                for _ in range(50):
+                    await Turn()
+            return await run(call)
+
+        desk.broker.worker.run = run_while_the_topic_changes  # type: ignore[method-assign]
+        name = "log.cleaner.min.compaction.lag.ms"
+        assert await alter(desk, ConfigResourceType.BROKER, "", name, "120000") == ErrorCode.NONE
+        assert await others[0] == ErrorCode.INVALID_CONFIG
+
+
+@on_a_loop
+async def test_defaults_that_no_new_topic_could_have_are_refused() -> None:
+    async with memory_broker() as desk:
+        name = "log.cleaner.max.compaction.lag.ms"
+        assert await alter(desk, ConfigResourceType.BROKER, "", name, "60000") == ErrorCode.NONE
+        code, reason = await alter_defaults(desk)
+        assert code == ErrorCode.INVALID_REQUEST
+        assert "without settings of its own" in reason
+
+
+@pytest.mark.parametrize(
+    ("own", "default", "expected"),
+    [
+        ({"max.compaction.lag.ms": "60000"}, {"min": "120000"}, (60_000, 60_000)),
+        ({"min.compaction.lag.ms": "60000"}, {"max": "30000"}, (60_000, INT64_MAX)),
+        ({}, {"min": "60000", "max": "30000"}, (60_000, INT64_MAX)),
+    ],
+)
+def test_a_stored_default_that_contradicts_a_topic_does_not_keep_the_broker_from_starting(
+    own: dict[str, str], default: dict[str, str], expected: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As earlier versions left it: they stored the default before they looked at the topics."""
+    stored = {f"log.cleaner.{name}.compaction.lag.ms": value for name, value in default.items()}
+
+    async def scenario() -> None:
+        disk = memory_disk()
+        async with memory_broker(disk) as desk:
+            await desk.broker.topic_controller.create(TopicSpec(TOPIC, 1, own))
+            desk.broker.metadata_store.set_broker_config("", stored)
+        async with memory_broker(disk) as desk:
+            (message,) = [
+                each.getMessage()
+                for each in caplog.records
+                if each.name == "tallystick.broker.topics" and each.levelname == "ERROR"
+            ]
+            assert f"topic '{TOPIC}'" in message
+            assert all(value in message for value in (*own.values(), *default.values()))
+            topic = desk.broker.topics.find(TOPIC)
+            assert topic is not None
+            config = resolve_topic_config(desk.broker.config, topic)
+            assert (config.min_compaction_lag_ms, config.max_compaction_lag_ms) == expected
+            # Neither do other changes wait for that one to be mended.
+            code = await alter(desk, ConfigResourceType.BROKER, "", "log.retention.ms", "1000")
+            assert code == ErrorCode.NONE
+            partition = desk.broker.topics.find_partition(TOPIC, 0)
+            assert partition is not None
+            assert partition.log.config.retention_ms == 1000
+
+    asyncio.run(scenario())

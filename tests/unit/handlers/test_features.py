@@ -1,6 +1,7 @@
 """Feature levels: what ApiVersions says of them, and what UpdateFeatures lets nobody lose."""
 
 import asyncio
+import sqlite3
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,6 +27,11 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.cluster.api_versions import ApiVersionsRequest
 from tallystick.protocol.messages.cluster.find_coordinator import FindCoordinatorRequest
+from tallystick.protocol.messages.cluster.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 from tallystick.protocol.messages.cluster.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from tallystick.protocol.messages.txn.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -37,6 +43,21 @@ from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequ
 
 E = ErrorCode
 UP, SAFE, UNSAFE = 1, 2, 3
+
+
+# Whether the broker must end: SQLite may have left the change in its log, or has rolled it back.
+STORE_ERRORS = [(sqlite3.SQLITE_IOERR_FSYNC, True), (sqlite3.SQLITE_FULL, False)]
+
+
+def fail_store(desk: MemoryBroker, method: str, code: int) -> None:
+    """Let a method of the metadata store fail with a code of SQLite from now on."""
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = code
+
+    def fail(*_: object) -> None:
+        raise error
+
+    setattr(desk.broker.metadata_store, method, fail)
 
 
 async def shown(desk: MemoryBroker, version: int = 4) -> tuple[list[Any], list[Any], int]:
@@ -220,8 +241,47 @@ async def test_lowering_sees_what_is_on_its_way_to_the_disk() -> None:
 
 
 def test_a_level_of_a_newer_version_is_not_guessed_at() -> None:
+    def fail(exc: Exception) -> None:
+        raise AssertionError(exc)
+
     store, worker = InMemoryMetadataStore("c"), BlockingWorker()
     store.set_features(7, {"transaction.version": 3})
     with pytest.raises(MetadataUnusable, match="finalized at level 3"):
-        FinalizedFeatures(store, worker, lambda level: nullcontext(None))
+        FinalizedFeatures(store, worker, lambda level: nullcontext(None), fail)
     worker.close()
+
+
+# ---- a disk that fails
+
+
+@pytest.mark.parametrize(("code", "ends"), STORE_ERRORS)
+def test_a_level_that_may_have_been_stored_ends_the_broker(code: int, ends: bool) -> None:
+    """[MET-1]"""
+
+    async def scenario() -> None:
+        async with memory_broker() as desk:
+            await loaded(desk)
+            fail_store(desk, "set_features", code)
+            assert await set_level(desk, 1) == E.KAFKA_STORAGE_ERROR
+            assert desk.broker.transaction_version == 2
+            assert (desk.broker.failure is not None) == ends
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("code", "ends"), STORE_ERRORS)
+def test_a_setting_that_may_have_been_stored_ends_the_broker(code: int, ends: bool) -> None:
+    """[MET-1]"""
+
+    async def scenario() -> None:
+        async with memory_broker() as desk:
+            fail_store(desk, "set_broker_config", code)
+            config = AlterableConfig(name="log.retention.ms", config_operation=0, value="1000")
+            named = AlterConfigsResource(resource_type=4, resource_name="", configs=(config,))
+            request = IncrementalAlterConfigsRequest(resources=(named,), validate_only=False)
+            answer = await desk.ask(request, 1)
+            assert answer.responses[0].error_code == E.KAFKA_STORAGE_ERROR
+            assert not desk.broker.dynamic_configs
+            assert (desk.broker.failure is not None) == ends
+
+    asyncio.run(scenario())

@@ -3,6 +3,7 @@
 import pytest
 from tests.support.memory_broker import memory_broker, on_a_loop
 
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.protocol.messages.data.fetch import (
     AbortedTransaction,
@@ -18,7 +19,8 @@ from tallystick.protocol.records import (
     encode_batch,
     encode_marker,
 )
-from tallystick.storage.log import AppendOrigin, AppendResult, TxnGuard
+from tallystick.storage.log import AppendOrigin, AppendResult, CorruptLog, TxnGuard
+from tallystick.storage.segments.transaction_index import TransactionIndex
 
 MARKER_WRITER = ProducerIdAndEpoch(ProducerId(42), ProducerEpoch(1))
 
@@ -65,3 +67,29 @@ async def test_a_diverging_epoch_does_not_hide_aborted_transactions(version: int
         )
         assert diverging.aborted_transactions is None
         assert not diverging.records
+
+
+@on_a_loop
+async def test_records_of_which_the_aborted_ones_are_not_known_are_not_returned() -> None:
+    async with memory_broker() as memory:
+        await memory.make_topic("t", 2)
+        for number in (0, 1):
+            partition = memory.broker.topics.find_partition("t", number)
+            assert partition is not None
+            records = [Record(offset=0, timestamp_ms=1, key=None, value=b"v", headers=())]
+            assert isinstance(partition.append(encode_batch(records, BatchMeta())), AppendResult)
+            if number == 0:
+                index = partition.log.segments[0].transaction_index
+
+                def fail() -> TransactionIndex:
+                    raise CorruptLog("0.txnindex", 0, "an entry", "half of one")
+
+                index.load = fail  # type: ignore[method-assign]
+        wanted = tuple(
+            FetchPartition(partition=number, fetch_offset=0, partition_max_bytes=1 << 20) for number in (0, 1)
+        )
+        named = FetchTopic(topic="t", partitions=wanted)
+        request = FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=1, topics=(named,))
+        refused, other = (await memory.ask(request, 12)).responses[0].partitions
+        assert (refused.error_code, refused.records) == (ErrorCode.KAFKA_STORAGE_ERROR, b"")
+        assert (other.error_code, bool(other.records)) == (0, True)

@@ -36,6 +36,7 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.protocol import DecodeError, decode_prefix, encode
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.cluster.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from tallystick.protocol.messages.data.fetch import FetchPartition, FetchRequest, FetchTopic
 from tallystick.protocol.messages.groups.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
@@ -295,6 +296,44 @@ async def test_a_produce_of_very_many_partitions_is_not_decoded_on_the_loop() ->
             with pytest.raises(why):
                 await answer
         assert memory.broker.request_memory.used_bytes == 0
+
+
+def fetch_in_session(session_id: int, epoch: int, partitions: range) -> FetchRequest:
+    wanted = tuple(
+        FetchPartition(partition=each, fetch_offset=0, partition_max_bytes=1_000) for each in partitions
+    )
+    return FetchRequest(
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=1 << 20,
+        session_id=session_id,
+        session_epoch=epoch,
+        topics=(FetchTopic(topic="t", partitions=wanted),),
+    )
+
+
+@on_a_loop
+async def test_a_fetch_session_does_not_grow_beyond_the_partitions_that_may_exist() -> None:
+    """[SRV-3] KIP-227: each step may add partitions, and each is served for all of them."""
+    async with memory_broker(max_partitions="100") as memory:
+        sessions = memory.broker.fetch_sessions
+        first = await memory.ask(fetch_in_session(0, 0, range(60)), 12)
+        assert (await memory.ask(fetch_in_session(first.session_id, 1, range(60, 100)), 12)).error_code == 0
+        assert sessions.partition_count == 100
+        with pytest.raises(CloseConnection, match="a fetch session has 101 partitions"):
+            await memory.ask(fetch_in_session(first.session_id, 2, range(100, 101)), 12)
+        assert len(sessions) == 0
+        gone = await memory.ask(fetch_in_session(first.session_id, 3, range(0)), 12)
+        assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+@on_a_loop
+async def test_a_small_fetch_of_more_partitions_than_may_exist_ends_its_connection() -> None:
+    async with memory_broker(max_partitions="100") as memory:
+        for epoch in (0, -1):
+            with pytest.raises(CloseConnection, match="a Fetch has 101 partitions"):
+                await memory.ask(fetch_in_session(0, epoch, range(101)), 12)
+        assert len(memory.broker.fetch_sessions) == 0
 
 
 @pytest.mark.slow

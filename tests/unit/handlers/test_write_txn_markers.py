@@ -220,6 +220,39 @@ async def test_nothing_but_a_decision_commits() -> None:
         assert made.partition().log.producer_state_manager.first_undecided_offset is None
 
 
+@on_a_loop
+async def test_a_transaction_that_no_id_knows_is_not_committed() -> None:
+    """[TXN-11] Nobody decided on it: it can only be aborted."""
+    async with leader() as made:
+        start = await hang(made)
+        for starts in ((), (start,)):
+            commit = marker(STRANGER, 0, commit=True, starts=starts)
+            assert await code(made, commit) is ErrorCode.INVALID_TXN_STATE
+        assert made.partition().log.producer_state_manager.first_undecided_offset == start
+        assert await code(made, marker(STRANGER, 0)) is ErrorCode.NONE
+
+
+@on_a_loop
+async def test_a_commit_is_for_the_partitions_that_were_decided_and_writes_nothing_after_the_end() -> None:
+    """[TXN-11]"""
+    async with leader() as made:
+        identity = await made.identity()
+        await made.write(identity, index=0)
+        await made.write(identity, index=1)
+        assert await code(made, marker(identity, 0, commit=True)) is ErrorCode.INVALID_TXN_STATE
+        await made.end(identity, TransactionResult.COMMIT)
+        await turns()
+        end = made.partition().log.log_end_offset
+        assert await code(made, marker(identity, 0, commit=True)) is ErrorCode.INVALID_TXN_STATE
+        assert made.partition().log.log_end_offset == end
+    async with leader(markers=HeldMarkers()) as made:
+        identity = await made.identity()
+        await made.write(identity, index=0)
+        await made.end(identity, TransactionResult.COMMIT)
+        assert await code(made, marker(identity, 1, commit=True)) is ErrorCode.INVALID_TXN_STATE
+        assert await code(made, marker(identity, 0, commit=True)) is ErrorCode.NONE
+
+
 @pytest.mark.parametrize("decided", list(TransactionResult))
 @on_a_loop
 async def test_no_partition_is_given_another_outcome_than_was_decided(decided: TransactionResult) -> None:

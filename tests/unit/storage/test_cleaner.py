@@ -219,6 +219,23 @@ def test_damage_is_reported_and_nothing_is_left_behind() -> None:
     assert not [name for name in log.fs.listdir(DIRECTORY) if name.endswith(".cleaned")]
 
 
+def test_a_round_does_not_take_aborted_records_for_committed_ones() -> None:
+    """Where the index that names them is damaged."""
+    log = Compacted()
+    log.put(("a", "kept"))
+    log.put(("a", "aborted"), producer=P1, sequence=0, transactional=True)
+    log.end(P1, commit=False)
+    log.roll()
+    path = f"{DIRECTORY}/{0:020d}.txnindex"
+    file = log.fs.open_append(path)
+    file.truncate(file.size() - 1)
+    file.close()
+    before = log.records()
+    with pytest.raises(CleaningFailed, match="corrupt at byte 0"):
+        log.clean()
+    assert log.records() == before
+
+
 def test_a_full_disk_leaves_nothing_behind() -> None:
     log = Compacted()
     for n in range(40):

@@ -216,6 +216,18 @@ class TopicConfig:
             )
 
 
+def resolve_lag_conflict(configs: Mapping[str, str]) -> Mapping[str, str]:
+    """Return a topic's own settings with one more, in place of a broker default that contradicts them.
+
+    The topic's own setting holds. Of what it allows, the value that keeps records longest is taken: a lag
+    that is too short removes records, one that is too long only leaves them where they are.
+    """
+    own_max = configs.get("max.compaction.lag.ms")
+    if own_max is not None and "min.compaction.lag.ms" not in configs:
+        return {**configs, "min.compaction.lag.ms": own_max}
+    return {"max.compaction.lag.ms": str(INT64_MAX), **configs}
+
+
 # Settings of Kafka's TopicConfig for replication and tiered storage: only the default is accepted.
 DEFAULT_ONLY_SETTINGS: Final = {
     "follower.replication.throttled.replicas": "",

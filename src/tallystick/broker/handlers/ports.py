@@ -27,6 +27,7 @@ from tallystick.broker.partitions.topics import TopicsImage
 from tallystick.broker.server.request_memory import RequestMemory
 from tallystick.broker.txn.coordinator import TransactionCoordinator
 from tallystick.kernel.clock import Clock
+from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerId
 
 # ------------------------------------------------------------------------------- parts
@@ -76,7 +77,7 @@ class HasConfigLayers(Protocol):
         *,
         touched: Collection[str] = (),
         validate_only: bool = False,
-    ) -> None: ...
+    ) -> Reject | None: ...
 
 
 class HasAddress(Protocol):

@@ -6,17 +6,25 @@ from ApiVersions, with an epoch that grows by one with every change, so that it 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.broker.metadata.store import MetadataStore, MetadataUnusable
+from tallystick.broker.metadata.store import (
+    STORAGE_FAILURES,
+    MetadataStore,
+    MetadataUnusable,
+    is_rolled_back,
+)
 from tallystick.broker.metadata.worker import BlockingWorker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.value import Value
+
+_log = logging.getLogger("tallystick.broker.features")
 
 TRANSACTION_VERSION: Final = "transaction.version"
 
@@ -84,12 +92,19 @@ DowngradeGate = Callable[[int], AbstractAsyncContextManager[Reject | None]]
 class FinalizedFeatures:
     """Finalized levels of this broker. Owned by it; lives on the loop."""
 
-    def __init__(self, store: MetadataStore, worker: BlockingWorker, downgrade_gate: DowngradeGate) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        worker: BlockingWorker,
+        downgrade_gate: DowngradeGate,
+        report_failure: Callable[[Exception], None],
+    ) -> None:
         """Load the levels.
 
         Args:
             downgrade_gate: entered before `transaction.version` goes down to a level; yields why not,
                 and keeps its answer true until exit.
+            report_failure: called if a change may or may not be in the file: the broker must end then.
 
         Raises:
             MetadataUnusable: a level was finalized that this version does not support.
@@ -97,6 +112,7 @@ class FinalizedFeatures:
         self._store = store
         self._worker = worker
         self._downgrade_gate = downgrade_gate
+        self._report_failure = report_failure
         self._lock = asyncio.Lock()
         self.epoch, stored_levels = store.load_features()
         for name, level in stored_levels.items():
@@ -130,7 +146,18 @@ class FinalizedFeatures:
             gate = self._downgrade_gate(level) if level < self.transaction_version else nullcontext(None)
             async with gate as refusal:
                 if refusal is None and levels != self.finalized and not validate_only:
-                    epoch = self.epoch + 1
-                    await self._worker.run(lambda: self._store.set_features(epoch, levels))
-                    self.epoch, self.finalized = epoch, MappingProxyType(levels)
+                    return await self._finalize(levels)
                 return refusal
+
+    async def _finalize(self, levels: Mapping[str, int]) -> Reject | None:
+        """Make the levels durable, then put them in force [MET-1]."""
+        epoch = self.epoch + 1
+        try:
+            await self._worker.run(lambda: self._store.set_features(epoch, levels))
+        except STORAGE_FAILURES as exc:
+            if not is_rolled_back(exc):
+                self._report_failure(exc)
+            _log.error("features cannot be updated: %s", exc)
+            return Reject(ErrorCode.KAFKA_STORAGE_ERROR, f"features cannot be updated: {exc}")
+        self.epoch, self.finalized = epoch, MappingProxyType(levels)
+        return None

@@ -142,13 +142,17 @@ class FetchSessionCache:
     def partition_count(self) -> int:
         return sum(len(s.partitions) for s in self._sessions.values())
 
+    def drop(self, session_id: int) -> None:
+        """End a session, if there is one of that id."""
+        self._sessions.pop(session_id, None)
+
     def create_context(self, start: FetchSessionRequest, now_ms: int) -> FetchContext | Reject:
         """Return the partitions to read for a request.
 
         Rejects with: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
         """
         if start.epoch in (INITIAL_EPOCH, FINAL_EPOCH):
-            self._sessions.pop(start.session_id, None)
+            self.drop(start.session_id)
             session = None
             if start.epoch == INITIAL_EPOCH and start.partitions:
                 session = self._create_session(start, now_ms)

@@ -299,6 +299,9 @@ class LogCleaner:
         )
 
     async def _clean(self, topic_partition: TopicPartition, log: Log, cleanable: LogToClean) -> None:
+        for segment in log.reader.segments:
+            # The records of an aborted transaction that nothing names would be kept as committed ones.
+            segment.repair_transaction_index()
         request = self._build_request(log, cleanable)
         started_ms = self._clock.monotonic_ms()
         worker = await self._start_process()

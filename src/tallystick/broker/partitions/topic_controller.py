@@ -8,7 +8,8 @@ frees its name and removes its files.
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -31,12 +32,14 @@ from tallystick.broker.partitions.topics import (
     TopicSpec,
     check_topic_configs,
     check_topic_name,
+    find_default_conflict,
     resolve_topic_config,
 )
 from tallystick.kernel.check import require
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
 from tallystick.storage.fs import is_disk_failure, is_transient
 from tallystick.storage.log_dir import make_random_id
@@ -44,6 +47,10 @@ from tallystick.storage.validation import LogConfig
 
 _log = logging.getLogger("tallystick.broker.topics")
 
+# Limit of topics named when a broker setting is refused.
+CONFLICTS_REPORTED_MAX: Final = 10
+# Any topic that will be created without settings of its own, as clients do by their first use of a name.
+_PLAIN_TOPIC: Final = Topic("a new topic", uuid.UUID(int=0), 1)
 _COMPACT_CONFIGS: Final = MappingProxyType({"cleanup.policy": "compact"})
 
 
@@ -92,6 +99,13 @@ class TopicController:
             self.deletions.resume(deleted, topics.get(deleted.name))
         for topic in map(_drop_harmful_configs, topics.values()):
             config = resolve_topic_config(self._config, topic)
+            conflict = find_default_conflict(self._config, topic)
+            if conflict is not None:
+                # A refusal would keep all topics from their clients.
+                _log.error(
+                    "a broker default is not used for a topic, whose own settings hold; change either: %s",
+                    conflict,
+                )
             partitions = [self._storage.open_partition(topic, i, config) for i in range(topic.partitions)]
             self.image.add(topic, partitions)
 
@@ -251,6 +265,27 @@ class TopicController:
             self.image.add(altered_topic, self.image.list_partitions_of(name))
             self._apply_config(altered_topic)
             return None
+
+    @asynccontextmanager
+    async def hold_topics(self, config: BrokerConfig) -> AsyncIterator[None]:
+        """Check that every topic can have these broker settings, and let no topic change until the exit.
+
+        Raises: BadConfig with the topics whose own settings they contradict, and did not before.
+        """
+        async with self._lock:
+            conflicts = [
+                conflict
+                for topic in [*self.image, *self._partly_created.values(), _PLAIN_TOPIC]
+                if (conflict := find_default_conflict(config, topic)) is not None
+                and find_default_conflict(self._config, topic) is None
+            ]
+            if conflicts:
+                more = len(conflicts) - CONFLICTS_REPORTED_MAX
+                raise BadConfig(
+                    "\n".join(conflicts[:CONFLICTS_REPORTED_MAX])
+                    + (f"\nand {more} more topics" if more > 0 else "")
+                )
+            yield
 
     def reconfigure(self, config: BrokerConfig) -> None:
         """Apply changed broker settings, which topics fall back to."""

@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import field
 
 from tallystick.broker.config.broker_config import BrokerConfig
-from tallystick.broker.config.topic_config import TopicConfig, find_internal_problems
+from tallystick.broker.config.topic_config import TopicConfig, find_internal_problems, resolve_lag_conflict
 from tallystick.broker.metadata.store import Topic
 from tallystick.broker.partitions.partition import Partition
 from tallystick.kernel.codes import ErrorCode
@@ -81,12 +81,29 @@ def check_topic_configs(config: BrokerConfig, name: str, configs: Mapping[str, s
 
 
 def resolve_topic_config(config: BrokerConfig, topic: Topic) -> TopicConfig:
-    """Return a topic's effective settings: its own, and the broker's where it has none."""
-    topic_config = config.make_topic_config(topic.configs)
+    """Return a topic's effective settings: its own, and the broker's where it has none.
+
+    A broker default that contradicts the topic's own setting is not used: the topic stays readable. Raises:
+    BadConfig if its own settings are wrong.
+    """
+    try:
+        topic_config = config.make_topic_config(topic.configs)
+    except BadConfig:
+        topic_config = config.make_topic_config(resolve_lag_conflict(topic.configs))
     # Whatever is stored: only compaction may remove records of internal topics.
     return (
         replace(topic_config, cleanup_policy=("compact",)) if topic.name in INTERNAL_TOPICS else topic_config
     )
+
+
+def find_default_conflict(config: BrokerConfig, topic: Topic) -> str | None:
+    """Return how the broker's defaults contradict a topic's own settings, None if they do not."""
+    try:
+        config.make_topic_config(topic.configs)
+    except BadConfig as exc:
+        own = ", ".join(f"{name}={value}" for name, value in sorted(topic.configs.items()))
+        return f"topic {topic.name!r} ({own or 'without settings of its own'}): {exc}"
+    return None
 
 
 class TopicsImage:

@@ -159,9 +159,17 @@ class _CleaningRound:
     def _load_aborted(self) -> list[AbortedTxn]:
         """Load aborted transactions of the whole log: a marker may lie above the part that is cleaned."""
         aborted_txns: list[AbortedTxn] = []
+        closed = {make_file_name(segment.base_offset, TXN_INDEX_SUFFIX) for segment in self._segments}
         for name in self._fs.listdir(self._directory):
             if name.endswith(TXN_INDEX_SUFFIX):
-                txns, _ = decode_aborted(self._fs.read_bytes(f"{self._directory}/{name}"), name)
+                path = f"{self._directory}/{name}"
+                data = self._fs.read_bytes(path)
+                txns, size = decode_aborted(data, path)
+                # That of the active segment may be just being written.
+                if name in closed and size != len(data):
+                    raise CleaningFailed(
+                        path, f"corrupt at byte {size}: it ends within an entry; nothing was removed"
+                    )
                 aborted_txns += txns
         return aborted_txns
 

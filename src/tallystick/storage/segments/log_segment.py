@@ -18,6 +18,7 @@ from tallystick.protocol.records import HEADER_SIZE, BatchHeader
 from tallystick.storage.fs import File
 from tallystick.storage.recovery import CorruptLog
 from tallystick.storage.segments.indexes import OffsetIndex, TimeIndex
+from tallystick.storage.segments.lost_aborted import find_aborted_in_log
 from tallystick.storage.segments.segment_files import (
     FileRecords,
     SegmentFiles,
@@ -70,7 +71,9 @@ class SegmentReader:
         self.files = files
         self.base_offset = files.base_offset
         self.records = FileRecords(files, self._touch)
-        self.transaction_index = TransactionIndexFile(files)
+        self.transaction_index = TransactionIndexFile(
+            files, lambda: find_aborted_in_log(files, self.file.pread, self.size)
+        )
         self._index_interval_bytes = index_interval_bytes
         self._cache = cache
         self._indexes: SegmentIndexes | None = None
@@ -157,12 +160,21 @@ class SegmentReader:
             for position, header, _ in scanner.iter_batches():
                 indexes.add_batch(header, header.base_offset, position)
             if (bad := scanner.fault) is None:
+                if self._are_index_files_missing():
+                    # Someone removed all that can be rebuilt. First this one: the others tell that it is due.
+                    self.transaction_index.restore()
                 self.replace_indexes(indexes, scanner.valid_end)
                 return indexes
             self._corruption = CorruptLog(
                 self.files.make_path(LOG_SUFFIX), bad.position, bad.expected, bad.found
             )
         raise self._corruption
+
+    def _are_index_files_missing(self) -> bool:
+        """Return whether there is no index at all: one without aborted transactions lacks the last only."""
+        return self.transaction_index.is_missing and not self.files.fs.exists(
+            self.files.make_path(INDEX_SUFFIX)
+        )
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -190,8 +202,19 @@ class SegmentReader:
         return self._get_indexes().largest_timestamp
 
     def load_transaction_index(self) -> TransactionIndex:
-        """Return aborted transactions whose marker is in this segment, loading them if needed."""
+        """Return aborted transactions whose marker is in this segment, loading them if needed.
+
+        Raises: CorruptLog, OSError.
+        """
+        if self._are_index_files_missing():
+            self._load_indexes()
         return self.transaction_index.load()
+
+    def repair_transaction_index(self) -> None:
+        """Make the file anew if it is damaged, for another process to read. Raises: CorruptLog, OSError."""
+        if self._are_index_files_missing():
+            self._load_indexes()
+        self.transaction_index.repair()
 
     def iter_batch_spans(
         self, position: int, until: int | None = None
@@ -235,6 +258,8 @@ class ClosedSegment:
     def activate(self) -> "ActiveSegment":
         """Make this the last segment of its log, which can grow. Raises OSError, CorruptLog."""
         indexes = self.reader.pin()
+        # Before anything is appended: an index that has to be made anew must not hold the marker to be added.
+        self.reader.load_transaction_index()
         # As Kafka's loadFirstBatchTimestamp: the age of a segment counts from its first batch.
         first = self.reader.file.pread(HEADER_SIZE, 0)
         since = int.from_bytes(first[35:43], "big", signed=True) if len(first) == HEADER_SIZE else None

@@ -7,13 +7,14 @@ these.
 Source: Kafka's FileRecords; LogSegment, for what an index entry is made of.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final
 
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import HEADER_SIZE, LOG_OVERHEAD, BatchHeader
-from tallystick.storage.fs import File, FileSystem
+from tallystick.storage.fs import File, FileSystem, replace_file
 from tallystick.storage.malformed import MalformedFile
 from tallystick.storage.recovery import CorruptLog
 from tallystick.storage.segments.indexes import (
@@ -38,6 +39,8 @@ from tallystick.storage.segments.transaction_index import (
     decode_aborted,
     encode_aborted,
 )
+
+_log = logging.getLogger("tallystick.storage")
 
 # Bytes read to scan from an index entry to a batch: an index interval and the header after it.
 _SCAN_BYTES: Final = 8192
@@ -264,21 +267,70 @@ class SegmentIndexes:
 class TransactionIndexFile:
     """The aborted transactions whose marker is in a segment, loaded by their first use."""
 
-    def __init__(self, files: SegmentFiles) -> None:
+    def __init__(self, files: SegmentFiles, find_again: Callable[[], list[AbortedTxn]]) -> None:
+        """Create an index that is not loaded.
+
+        Args:
+            find_again: finds the entries in the log when the file is damaged. Raises CorruptLog, OSError.
+        """
         self._files = files
+        self._find_again = find_again
+        self._failure: CorruptLog | None = None
         self._index: TransactionIndex | None = None
         self._unwritten: list[AbortedTxn] = []
 
     def load(self) -> TransactionIndex:
-        """Return the entries, from the file if they are not in memory."""
-        if self._index is None:
-            path = self._files.make_path(TXN_INDEX_SUFFIX)
-            try:
-                txns, _ = decode_aborted(self._files.read(TXN_INDEX_SUFFIX) or b"", path)
-            except MalformedFile:
-                txns = []
-            self._index = TransactionIndex(txns)
+        """Return the entries, from the file if they are not in memory; a damaged file is made anew.
+
+        Raises: CorruptLog if it cannot be: without its entries aborted records would be shown; OSError.
+        """
+        if self._index is not None:
+            return self._index
+        txns = self._read()
+        if txns is None:
+            return self.restore()
+        self._index = TransactionIndex(txns)
         return self._index
+
+    def repair(self) -> None:
+        """Make a damaged file anew; keep nothing in memory otherwise. Raises: CorruptLog, OSError."""
+        if self._index is None and self._read() is None:
+            self.restore()
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the file is missing, and was not looked at while it was there."""
+        return self._index is None and not self._files.fs.exists(self._files.make_path(TXN_INDEX_SUFFIX))
+
+    def _read(self) -> list[AbortedTxn] | None:
+        """Return the entries of the file, none if there is no file; None if it is damaged."""
+        data = self._files.read(TXN_INDEX_SUFFIX) or b""
+        try:
+            txns, size = decode_aborted(data, self._files.make_path(TXN_INDEX_SUFFIX))
+        except MalformedFile:
+            return None
+        # The file was synced, or is made anew after a crash: a torn entry is damage, and so are zeros.
+        is_whole = size == len(data) and all(
+            max(txn.first_offset + 1, self._files.base_offset) <= txn.last_offset for txn in txns
+        )
+        return txns if is_whole else None
+
+    def restore(self) -> TransactionIndex:
+        """Make the index anew from the log, in memory and in the file. Raises: CorruptLog, OSError."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            txns = self._find_again()
+        except CorruptLog as exc:
+            self._failure = exc  # a scan is not repeated for each read
+            raise
+        is_due = bool(txns) or not self.is_missing
+        index = self._index = TransactionIndex(txns)
+        if is_due:
+            path = self._files.make_path(TXN_INDEX_SUFFIX)
+            _log.warning("%s is damaged or missing; %d entries were found again in the log", path, len(txns))
+            replace_file(self._files.fs, path, b"".join(map(encode_aborted, txns)))
+        return index
 
     def append(self, txn: AbortedTxn) -> None:
         """Add an entry in memory; `write` must follow before the segment is closed."""

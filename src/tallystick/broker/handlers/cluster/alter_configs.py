@@ -211,8 +211,7 @@ async def _alter_broker(
             raise BadConfig("\n".join(problems))
         return configs
 
-    await broker.alter_dynamic_configs(name, change, touched=touched, validate_only=validate_only)
-    return None
+    return await broker.alter_dynamic_configs(name, change, touched=touched, validate_only=validate_only)
 
 
 def _list_broker_settings(names: Iterable[str]) -> Mapping[str, Setting]:

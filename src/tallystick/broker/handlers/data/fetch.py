@@ -86,11 +86,9 @@ async def _decode_in_thread(broker: FetchPort, body: memoryview, context: Reques
         async with broker.decode_lock:
             request = await asyncio.to_thread(decode, FetchRequest, body, context.api_version)
     topics = _list_topics(request, context.api_version)
-    partition_count = len({(topic, p.partition) for topic, parts in topics for p in parts})
-    if partition_count > broker.config.max_partitions:
-        raise CloseConnection(
-            f"a Fetch has {partition_count} partitions, but max.partitions is {broker.config.max_partitions}"
-        )
+    _check_partition_count(
+        broker, "Fetch", len({(topic, p.partition) for topic, parts in topics for p in parts})
+    )
     answer = _serve(broker, request, context)
     return await answer if isinstance(answer, Awaitable) else answer
 
@@ -98,16 +96,30 @@ async def _decode_in_thread(broker: FetchPort, body: memoryview, context: Reques
 def _serve(
     broker: FetchPort, request: FetchRequest, context: RequestContext
 ) -> ResponseBody | Awaitable[ResponseBody]:
-    plan = broker.fetch_sessions.create_context(
-        _parse_session_request(request, context.api_version), broker.clock.monotonic_ms()
-    )
+    start = _parse_session_request(request, context.api_version)
+    _check_partition_count(broker, "Fetch", len(start.partitions))
+    plan = broker.fetch_sessions.create_context(start, broker.clock.monotonic_ms())
     if isinstance(plan, Reject):
         return [encode(FetchResponse(error_code=plan.code), context.api_version)]
+    try:
+        # Each step of a session may add to it, and each reads all of it.
+        _check_partition_count(broker, "fetch session", len(plan.partitions))
+    except CloseConnection:
+        broker.fetch_sessions.drop(plan.session_id)
+        raise
     fetch = _DelayedFetch(broker, request, plan, context)
     attempt = fetch.read_available()
     if fetch.is_enough(attempt):
         return fetch.build_response(attempt)
     return fetch.wait(attempt)
+
+
+def _check_partition_count(broker: FetchPort, what: str, count: int) -> None:
+    """Close the connection if there are more partitions than can exist."""
+    if count > broker.config.max_partitions:
+        raise CloseConnection(
+            f"a {what} has {count} partitions, but max.partitions is {broker.config.max_partitions}"
+        )
 
 
 def _list_topics(request: FetchRequest, version: int) -> list[tuple[TopicKey, tuple[FetchPartition, ...]]]:
@@ -260,12 +272,13 @@ class _DelayedFetch:
                 upper=Offset(upper),
                 min_one=budget.is_first,
             )
+            if isinstance(result, Reject):
+                return _failed_result(request, result)
+            data = self._build_result(request, partition, result.data)
         except StorageFailure as exc:
             return _failed_result(request, Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc)))
-        if isinstance(result, Reject):
-            return _failed_result(request, result)
         budget.consume(len(result.data))
-        return self._build_result(request, partition, result.data)
+        return data
 
     def _find_partition(self, key: FetchPartitionKey) -> Partition | Reject:
         name, index = key

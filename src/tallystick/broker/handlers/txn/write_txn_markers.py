@@ -188,7 +188,7 @@ async def _write_marker(
         return ErrorCode.INVALID_TOPIC_EXCEPTION
     # KIP-664 lets an operator abort a transaction in one partition. It must not break one that is decided.
     entry = broker.transactions.find_by_producer_id(request.producer.producer_id)
-    if entry is not None and _contradicts(entry, request):
+    if _contradicts(entry, request):
         return ErrorCode.INVALID_TXN_STATE
     try:
         async with asyncio.timeout(DURABLE_S_MAX):
@@ -204,15 +204,18 @@ async def _write_marker(
     return ErrorCode.NONE
 
 
-def _contradicts(entry: TxnEntry, request: _MarkerRequest) -> bool:
-    """Return whether the marker contradicts the coordinator's decision in a partition [TXN-11]."""
-    match entry.phase:
-        case OngoingPhase(partitions=partitions):
-            return request.outcome is TransactionResult.COMMIT and request.partition in partitions
-        case DecidedPhase(outcome=outcome) as decided_phase:
-            return request.outcome is not outcome and request.partition in decided_phase.unmarked_partitions
-        case _:
-            return False
+def _contradicts(entry: TxnEntry | None, request: _MarkerRequest) -> bool:
+    """Return whether the marker contradicts what the coordinator has decided for a partition [TXN-11].
+
+    A COMMIT does where nothing was decided, even if no transactional id knows the producer: the transaction
+    hangs, and there is no decision that a marker could repeat. It does after the end of its transaction.
+    """
+    phase, is_commit = None if entry is None else entry.phase, request.outcome is TransactionResult.COMMIT
+    if not isinstance(phase, DecidedPhase) or phase.outcome is not TransactionResult.COMMIT:
+        return is_commit
+    if is_commit:
+        return request.partition not in phase.partitions
+    return request.partition in phase.unmarked_partitions
 
 
 async def _append_marker(
