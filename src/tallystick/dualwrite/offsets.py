@@ -64,7 +64,7 @@ class OffsetsOfBlock:
         return entry
 
     def clear(self) -> None:
-        """Drop all entries in a forked child: they belong to the parent."""
+        """Drop all entries. A consumer that is paused stays so: no later outcome is that of its offsets."""
         self._entries.clear()
 
     def apply_outcome(self, outcome: Outcome) -> None:
@@ -77,6 +77,15 @@ class OffsetsOfBlock:
             if outcome is not Outcome.UNKNOWN:
                 self._entries.remove(entry)
 
+    def report_unknown(self) -> None:
+        """Log what can be done about consumers whose outcome a recovery has not determined."""
+        for entry in self._entries:
+            _log.error(
+                "%r returns no more records: nothing tells whether its offsets were committed. "
+                "Close it and open it anew: it begins at the offsets that the group has committed",
+                entry.consumer,
+            )
+
 
 def _apply_outcome(entry: OffsetsInFlight, outcome: Outcome) -> None:
     consumer = entry.consumer
@@ -86,12 +95,6 @@ def _apply_outcome(entry: OffsetsInFlight, outcome: Outcome) -> None:
             consumer.pause(paused)
             entry.paused_partitions = paused
             _log.warning("%r returns no more records until recover() has found the outcome", consumer)
-        else:  # recovery has run, and another writer held the id in between
-            _log.error(
-                "%r returns no more records: nothing tells whether its offsets were committed. "
-                "Close it and open it anew: it begins at the offsets that the group has committed",
-                consumer,
-            )
         return
     if outcome is Outcome.COMMITTED:
         consumer.note_committed(entry.positions)
