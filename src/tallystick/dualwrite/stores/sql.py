@@ -303,6 +303,8 @@ class SqlTransaction:
 
     def _check_open(self) -> None:
         """Raise NotYours if the block has ended the transaction."""
+        if self._root is not None and self._root.is_active:
+            self._guard.check_in_transaction()
         if self._session is not None:
             self._session.flush()
         if self._root is None or not self._root.is_active:
