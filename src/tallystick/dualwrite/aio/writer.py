@@ -123,6 +123,8 @@ class Transaction(DatabaseHalf[D]):
         block: if anything fails from then on, the next `poll` returns the uncommitted records again. While
         the outcome is unknown the consumer is paused; this writer's `recover()` determines the outcome and
         resumes the consumer accordingly.
+
+        Raises: NotRecovered while the outcome of this consumer's last offsets is not known.
         """
         producer, group = self._get_producer(cluster), consumer.group_metadata()
         entry = self._offsets.add(consumer)
