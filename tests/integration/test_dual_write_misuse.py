@@ -19,6 +19,7 @@ from tests.support.raw_producer import committed_values
 from tests.support.servers import MariaDB, PostgreSQL
 
 from tallystick import Producer
+from tallystick.client.errors import ClientError
 from tallystick.dualwrite import (
     CommitUnknown,
     DatabaseBehind,
@@ -235,6 +236,27 @@ def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(any_world: Mak
         return
     pay_three()
     assert world.check() == ["good", "good2"]
+
+
+@pytest.mark.parametrize("refused", [b"x" * 50_000, 5], ids=["too large", "no bytes"])
+@pytest.mark.parametrize("queued", [["part"], []], ids=["after another", "alone"])
+def test_a_savepoint_whose_record_is_refused_keeps_no_rows(
+    sqlite_world: MakeWorld, refused: Any, queued: list[str]
+) -> None:
+    """[DW-2] Its error leaves the savepoint, and a caller that goes on commits what is around it at most."""
+    world = sqlite_world(**{"max.request.size": 20_000})
+    writer = ready(world)
+    with suppress(NotYours), writer.transaction() as txn:
+        txn.connection.execute(insert(world, "outer"))
+        txn.send(world.topic, b"outer")
+        with pytest.raises((ClientError, TypeError)), txn.savepoint() as part:
+            txn.connection.execute(insert(world, "part"))
+            for each in queued:
+                part.send(world.topic, each.encode())
+            part.send(world.topic, refused)
+    assert world.check() in ([], ["outer"])
+    world.pay(writer, 2, "next")
+    assert world.check()[-1] == "next"
 
 
 def _one(world: World, txn: Any, n: int, what: str, sent_by: str) -> None:
