@@ -12,6 +12,7 @@ from typing import Any
 import pymysql
 import pytest
 from sqlalchemy import Integer, String, create_engine, event, make_url, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from sqlalchemy.pool import NullPool
 from tests.support.dual_world import Crash, Crashed, MakeWorld, World, Writer, worlds
@@ -367,6 +368,35 @@ def test_the_events_of_a_session_are_those_of_a_commit_and_may_send(sqlite_world
             raise KeyError
     assert seen == ["before_commit", "after_commit"]
     assert committed_values(world.broker, world.topic, 0) == ["a"]
+
+
+@pytest.mark.parametrize("what", ["a new row", "a changed row", "a row that the database refuses"])
+def test_a_savepoint_takes_back_what_its_session_has_not_flushed(sqlite_world: MakeWorld, what: str) -> None:
+    """[DW-2] It would be flushed later, and committed without its record."""
+    world = sqlite_world()
+    with world.engine.begin() as connection:
+        Here.metadata.create_all(connection)
+        connection.execute(text("INSERT INTO here VALUES (1, 'old'), (5, 'older')"))
+    writer = ready(world)
+    with writer.transaction() as txn:
+        row = txn.session.get_one(Here, 1)
+        txn.session.add(Here(id=2, what="before"))
+        with suppress(LookupError, IntegrityError), txn.savepoint() as part:
+            part.send(world.topic, b"no")
+            if what == "a changed row":
+                row.what = "changed"
+            else:
+                txn.session.add(Here(id=5 if "refuses" in what else 3, what="new"))
+            if "refuses" not in what:
+                raise LookupError
+        with txn.savepoint() as part:
+            txn.session.add(Here(id=4, what="kept"))
+            part.send(world.topic, b"kept")
+        txn.send(world.topic, b"after")
+    with world.engine.connect() as connection:
+        rows = connection.execute(text("SELECT what FROM here ORDER BY id")).scalars().all()
+    assert rows == ["old", "before", "kept", "older"]
+    eventually(lambda: committed_values(world.broker, world.topic, 0) == ["kept", "after"])
 
 
 # ---- a database that has lost its last commits [DW-12]

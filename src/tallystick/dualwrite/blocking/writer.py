@@ -32,6 +32,7 @@ from tallystick.dualwrite.transaction import (
     Savepoint,
     begin_savepoint,
     bind_queued,
+    flush_pending,
     flush_rows,
     keep_open_if_forked,
     notify_sent,
@@ -153,6 +154,7 @@ class Transaction(DatabaseHalf[D]):
             with keep_open_if_forked(self.owning_process, stack):
                 yield part
                 self.check_process()
+                flush_pending(self.database)
                 for place, send in enumerate(part.queued_sends):  # before any is sent
                     part.queued_sends[place] = self._serialize_queued(send)
                 for send in part.queued_sends:  # a refusal still rolls the savepoint back

@@ -107,9 +107,20 @@ class AsyncSqlTransaction:
         """Count a record sent to Kafka."""
         self._guard.count_sent()
 
-    def savepoint(self) -> AsyncTransaction:
-        """Begin a savepoint, as a context manager."""
-        return self._connection.begin_nested()
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        """Begin a savepoint of the connection, and one of the session.
+
+        The session's own is begun only when the session is used. It drops what is not flushed if the block
+        raises: a later flush would write it [DW-2].
+        """
+        await self._check_open()  # what was added before the block is not in it
+        async with self._connection.begin_nested(), self.session.begin_nested():
+            yield
+
+    async def flush_pending(self) -> None:
+        """Flush the session: the database may refuse a row, and no record of the savepoint is sent yet."""
+        await self._check_open()
 
     async def begin_unit(self, has_savepoint: bool) -> None:
         """Begin a unit of a batch: a session of its own, and perhaps a savepoint to roll it back alone.
