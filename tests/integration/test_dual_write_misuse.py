@@ -12,7 +12,6 @@ from typing import Any
 import pymysql
 import pytest
 from sqlalchemy import Integer, String, create_engine, event, make_url, text
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from sqlalchemy.pool import NullPool
 from tests.support.dual_world import Crash, Crashed, MakeWorld, World, Writer, worlds
@@ -20,7 +19,6 @@ from tests.support.raw_producer import committed_values
 from tests.support.servers import MariaDB, PostgreSQL
 
 from tallystick import Producer
-from tallystick.client.errors import ClientError
 from tallystick.dualwrite import (
     CommitUnknown,
     DatabaseBehind,
@@ -239,27 +237,6 @@ def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(any_world: Mak
     assert world.check() == ["good", "good2"]
 
 
-@pytest.mark.parametrize("refused", [b"x" * 50_000, 5], ids=["too large", "no bytes"])
-@pytest.mark.parametrize("queued", [["part"], []], ids=["after another", "alone"])
-def test_a_savepoint_whose_record_is_refused_keeps_no_rows(
-    sqlite_world: MakeWorld, refused: Any, queued: list[str]
-) -> None:
-    """[DW-2] Its error leaves the savepoint, and a caller that goes on commits what is around it at most."""
-    world = sqlite_world(**{"max.request.size": 20_000})
-    writer = ready(world)
-    with suppress(NotYours), writer.transaction() as txn:
-        txn.connection.execute(insert(world, "outer"))
-        txn.send(world.topic, b"outer")
-        with pytest.raises((ClientError, TypeError)), txn.savepoint() as part:
-            txn.connection.execute(insert(world, "part"))
-            for each in queued:
-                part.send(world.topic, each.encode())
-            part.send(world.topic, refused)
-    assert world.check() in ([], ["outer"])
-    world.pay(writer, 2, "next")
-    assert world.check()[-1] == "next"
-
-
 def _one(world: World, txn: Any, n: int, what: str, sent_by: str) -> None:
     row = text(f"INSERT INTO {world.table} VALUES ({n}, '{what}')")
     if sent_by == "text":
@@ -368,35 +345,6 @@ def test_the_events_of_a_session_are_those_of_a_commit_and_may_send(sqlite_world
             raise KeyError
     assert seen == ["before_commit", "after_commit"]
     assert committed_values(world.broker, world.topic, 0) == ["a"]
-
-
-@pytest.mark.parametrize("what", ["a new row", "a changed row", "a row that the database refuses"])
-def test_a_savepoint_takes_back_what_its_session_has_not_flushed(sqlite_world: MakeWorld, what: str) -> None:
-    """[DW-2] It would be flushed later, and committed without its record."""
-    world = sqlite_world()
-    with world.engine.begin() as connection:
-        Here.metadata.create_all(connection)
-        connection.execute(text("INSERT INTO here VALUES (1, 'old'), (5, 'older')"))
-    writer = ready(world)
-    with writer.transaction() as txn:
-        row = txn.session.get_one(Here, 1)
-        txn.session.add(Here(id=2, what="before"))
-        with suppress(LookupError, IntegrityError), txn.savepoint() as part:
-            part.send(world.topic, b"no")
-            if what == "a changed row":
-                row.what = "changed"
-            else:
-                txn.session.add(Here(id=5 if "refuses" in what else 3, what="new"))
-            if "refuses" not in what:
-                raise LookupError
-        with txn.savepoint() as part:
-            txn.session.add(Here(id=4, what="kept"))
-            part.send(world.topic, b"kept")
-        txn.send(world.topic, b"after")
-    with world.engine.connect() as connection:
-        rows = connection.execute(text("SELECT what FROM here ORDER BY id")).scalars().all()
-    assert rows == ["old", "before", "kept", "older"]
-    eventually(lambda: committed_values(world.broker, world.topic, 0) == ["kept", "after"])
 
 
 # ---- a database that has lost its last commits [DW-12]

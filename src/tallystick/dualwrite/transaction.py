@@ -176,8 +176,8 @@ async def call_work_async(work: Callable[[X], Awaitable[C]], txn: X) -> C:
 
 
 # Optional methods of a store's transaction: `flush`, called at the end of the block, while records can still
-# be sent; `flush_pending`, called at the end of a savepoint's block; `sent`, called for every record;
-# `savepoint`, which returns a context manager.
+# be sent; `sent`, called for every record; `savepoint`, which returns a context manager. Its value may be a
+# function: that flushes rows in memory, so that one that is refused is known before records are sent.
 
 
 def flush_rows(database: object) -> None:
@@ -189,19 +189,6 @@ def flush_rows(database: object) -> None:
 
 async def flush_rows_async(database: object) -> None:
     flush = getattr(database, "flush", None)
-    if flush is not None:
-        await flush()
-
-
-def flush_pending(database: object) -> None:
-    """Flush rows in memory before the records of a savepoint are sent."""
-    flush = getattr(database, "flush_pending", None)
-    if flush is not None:
-        flush()
-
-
-async def flush_pending_async(database: object) -> None:
-    flush = getattr(database, "flush_pending", None)
     if flush is not None:
         await flush()
 

@@ -30,7 +30,6 @@ from tallystick.dualwrite.transaction import (
     Savepoint,
     begin_savepoint,
     bind_queued,
-    flush_pending_async,
     flush_rows_async,
     keep_open_if_forked,
     notify_sent,
@@ -148,11 +147,12 @@ class Transaction(DatabaseHalf[D]):
         """
         part = Savepoint(self.send, self.send_batch)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(begin_savepoint(self.database))
+            flush = await stack.enter_async_context(begin_savepoint(self.database))
             with keep_open_if_forked(self.owning_process, stack):
                 yield part
                 self.check_process()
-                await flush_pending_async(self.database)
+                if callable(flush):
+                    await flush()
                 for place, send in enumerate(part.queued_sends):  # before any is sent
                     part.queued_sends[place] = await self._serialize_queued(send)
                 for send in part.queued_sends:  # a refusal still rolls the savepoint back

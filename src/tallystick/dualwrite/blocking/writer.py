@@ -32,7 +32,6 @@ from tallystick.dualwrite.transaction import (
     Savepoint,
     begin_savepoint,
     bind_queued,
-    flush_pending,
     flush_rows,
     keep_open_if_forked,
     notify_sent,
@@ -150,11 +149,12 @@ class Transaction(DatabaseHalf[D]):
         """
         part = Savepoint(self.send, self.send_batch)
         with ExitStack() as stack:
-            stack.enter_context(begin_savepoint(self.database))
+            flush = stack.enter_context(begin_savepoint(self.database))
             with keep_open_if_forked(self.owning_process, stack):
                 yield part
                 self.check_process()
-                flush_pending(self.database)
+                if callable(flush):
+                    flush()
                 for place, send in enumerate(part.queued_sends):  # before any is sent
                     part.queued_sends[place] = self._serialize_queued(send)
                 for send in part.queued_sends:  # a refusal still rolls the savepoint back

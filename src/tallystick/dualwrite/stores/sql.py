@@ -102,19 +102,15 @@ class SqlTransaction:
         self._guard.count_sent()
 
     @contextmanager
-    def savepoint(self) -> Iterator[None]:
-        """Begin a savepoint of the connection, and one of the session.
+    def savepoint(self) -> Iterator[Callable[[], None]]:
+        """Begin a savepoint of the connection, and one of the session. The value flushes the session.
 
         The session's own is begun only when the session is used. It drops what is not flushed if the block
         raises: a later flush would write it [DW-2].
         """
         self._check_open()  # what was added before the block is not in it
         with self._connection.begin_nested(), self.session.begin_nested():
-            yield
-
-    def flush_pending(self) -> None:
-        """Flush the session: the database may refuse a row, and no record of the savepoint is sent yet."""
-        self._check_open()
+            yield self._check_open
 
     def begin_unit(self, has_savepoint: bool) -> None:
         """Begin a unit of a batch: a session of its own, and perhaps a savepoint to roll it back alone.

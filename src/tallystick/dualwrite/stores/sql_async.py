@@ -9,7 +9,7 @@ Source: SQLAlchemy 2, "Asynchronous I/O (asyncio)".
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, Final, ParamSpec, cast
 
@@ -108,19 +108,15 @@ class AsyncSqlTransaction:
         self._guard.count_sent()
 
     @asynccontextmanager
-    async def savepoint(self) -> AsyncIterator[None]:
-        """Begin a savepoint of the connection, and one of the session.
+    async def savepoint(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """Begin a savepoint of the connection, and one of the session. The value flushes the session.
 
         The session's own is begun only when the session is used. It drops what is not flushed if the block
         raises: a later flush would write it [DW-2].
         """
         await self._check_open()  # what was added before the block is not in it
         async with self._connection.begin_nested(), self.session.begin_nested():
-            yield
-
-    async def flush_pending(self) -> None:
-        """Flush the session: the database may refuse a row, and no record of the savepoint is sent yet."""
-        await self._check_open()
+            yield self._check_open
 
     async def begin_unit(self, has_savepoint: bool) -> None:
         """Begin a unit of a batch: a session of its own, and perhaps a savepoint to roll it back alone.
