@@ -5,6 +5,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,22 @@ def test_blocks_nest_and_each_takes_back_its_own(shop: Shop) -> None:
             cursor.execute("INSERT INTO paid VALUES ('f')")
     assert shop.check() == ["a", "d", "f"]
     assert shop.events.count("commit database") == 1
+
+
+@pytest.mark.parametrize("queued", [["part"], []], ids=["after another", "alone"])
+def test_an_inner_block_whose_record_is_refused_keeps_no_rows(shop: Shop, queued: list[str]) -> None:
+    """[DW-2] Its error leaves the inner block, and a caller that goes on commits only what is around."""
+    with suppress(NotYours), shop.atomic():
+        shop.pay("outer")
+        with pytest.raises(TypeError), shop.atomic() as part:
+            with connections[ALIAS].cursor() as cursor:
+                cursor.execute("INSERT INTO paid VALUES ('part')")
+            for each in queued:
+                part.send(shop.topic, each.encode())
+            part.send(shop.topic, 5)
+    assert shop.check() in ([], ["outer"])
+    shop.pay("next")
+    assert shop.check()[-1] == "next"
 
 
 def test_a_block_that_raises_takes_back_all_that_is_in_it(shop: Shop) -> None:

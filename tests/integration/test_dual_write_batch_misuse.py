@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,22 @@ def test_a_hook_that_exits_ends_no_driver_for_good(sqlite_world: MakeWorld) -> N
             pool.run_batched(exits)
         assert pool.run_batched(pay(world, 1, "a")) == "a"
     assert world.check() == ["a"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_hook_that_exits_when_a_batch_begins_holds_up_no_other(sqlite_world: MakeWorld) -> None:
+    """Its batch took no unit, and would have been the one that takes them for ever."""
+    world = sqlite_world()
+    store = SqlStore(world.engine)
+    with ThreadPoolExecutor(1) as threads, WriterPool(store, world.config, 1) as pool:
+        pool.recover()
+        exits: list[str] = ["once"]
+        event.listen(world.engine, "begin", lambda _: exits and sys.exit(exits.pop()))
+        with suppress(SystemExit):  # unless another driver has run it
+            threads.submit(pool.run_batched, pay(world, 1, "a")).result(30)
+        assert not exits
+        assert threads.submit(pool.run_batched, pay(world, 2, "b")).result(30) == "b"
+    assert world.check()[-1] == "b"
 
 
 def test_only_those_that_have_waited_learn_that_there_is_no_free_writer(sqlite_world: MakeWorld) -> None:

@@ -1,11 +1,8 @@
 """An exception that lands anywhere in a dual write: a time limit out of a signal's handler, Ctrl-C."""
 
-import linecache
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import pytest
 from sqlalchemy import create_engine
@@ -13,9 +10,9 @@ from sqlalchemy.exc import StatementError
 from sqlalchemy.pool import NullPool
 from tests.support.dual_world import MakeWorld, World, Writer, worlds
 from tests.support.effort import long_form
+from tests.support.interrupts import Strike, TimeIsUp
 from tests.support.raw_producer import committed_values
 
-import tallystick.dualwrite
 from tallystick.dualwrite import DualWriter
 from tallystick.dualwrite.recipes import Wait
 from tallystick.errors import InDoubt
@@ -23,12 +20,7 @@ from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
 
-OURS = str(Path(tallystick.dualwrite.__file__).parent)
 LINES_MAX = 2_000
-
-
-class TimeIsUp(Exception):
-    """What a signal's handler raises, in whatever is running: as Celery's SoftTimeLimitExceeded."""
 
 
 @pytest.fixture(scope="module")
@@ -42,37 +34,6 @@ def make_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
     yield from worlds(
         broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
     )
-
-
-class Strike:
-    """Raises at the n-th line of the dual-write library that this thread runs, once it is armed."""
-
-    def __init__(self, at: int, what: type[BaseException]) -> None:
-        self._left = at
-        self._what = what
-        self.where: str | None = None
-
-    def __enter__(self) -> None:
-        sys.settrace(self._trace)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, _: object) -> object:
-        if not frame.f_code.co_filename.startswith(OURS) or self.where is not None:
-            return None
-        if event == "line" and _can_be_interrupted(frame):
-            self._left -= 1
-            if self._left < 0:
-                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-                raise self._what
-        return self._trace
-
-
-def _can_be_interrupted(frame: FrameType) -> bool:
-    """May a handler run here? Not at a bare `try:`, and a lock's `with` gives it back first; a tracer may."""
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-    return line != "try:" and "with self._lock" not in line
 
 
 def pay(world: World, writer: Writer, n: int, strike: Strike) -> None:

@@ -123,6 +123,40 @@ def test_a_transaction_ended_behind_the_writer_is_refused(
     assert committed_values(world.broker, world.topic, 0) == ["a"]
 
 
+@pytest.fixture
+def autocommit_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
+    """On SQLite with a driver that begins no transaction: outside of one, each statement commits."""
+    yield from worlds(
+        broker,
+        lambda name: create_engine(
+            f"sqlite:///{tmp_path / name}.db", poolclass=NullPool, connect_args={"isolation_level": None}
+        ),
+    )
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_record_does_not_commit_by_itself(autocommit_world: MakeWorld, ending: str, goes_on: bool) -> None:
+    """[DW-2, DW-11] It would decide for rows that are gone, and a recovery commit their records."""
+    world = autocommit_world()
+    writer = ready(world)
+    world.pay(writer, 0, "a")
+    with pytest.raises(NotYours, match="ended inside"), writer.transaction() as txn:
+        txn.session.execute(insert(world, "before"))
+        txn.send(world.topic, b"no")
+        ENDINGS[ending](txn)
+        if goes_on:
+            txn.session.execute(insert(world, "after"))
+    writer.recover()
+    committed = ["before"] if "COMMIT" in ending or "commit" in ending else []
+    assert world.rows() == ["a", *committed, *(["after"] if goes_on else [])]
+    assert committed_values(world.broker, world.topic, 0) == ["a"]
+    with world.engine.begin() as connection:
+        connection.execute(text(f"DELETE FROM {world.table} WHERE n = 1"))
+    world.pay(writer, 2, "b")
+    assert world.check() == ["a", "b"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["CREATE TABLE", "TRUNCATE", "a compound statement"])
 def test_a_statement_that_commits_by_itself_is_refused(

@@ -15,7 +15,9 @@ from tests.support.raw_producer import make_topic
 import tallystick
 from tallystick import Consumer, Producer
 from tallystick.dualwrite import AsyncSqlStore, DualWriter, SqlStore, WriteInDoubt, aio
+from tallystick.dualwrite.errors import NotRecovered, Outcome
 from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
 
@@ -157,6 +159,55 @@ def test_nothing_is_returned_until_the_outcome_is_known(
         writer.recover()
         assert not consumer.paused
         assert [record.offset for record in consumer.poll(10.0)] == ([2, 3] if after else [0, 1])
+
+
+def _claim_and_write(engine: Engine, config: dict[str, object]) -> None:
+    """Let another process take the id over: it aborts what is in doubt, and commits one of its own."""
+    with DualWriter(SqlStore(engine), config) as other:
+        other.recover()
+        with other.transaction() as txn:
+            txn.connection.execute(text("INSERT INTO lines VALUES ('other')"))
+            txn.send(str(config["transactional.id"]), b"other")
+
+
+def _pay(writer: DualWriter[SqlTransaction], topic: str) -> None:
+    with writer.transaction() as txn:
+        txn.connection.execute(text("INSERT INTO lines VALUES ('unrelated')"))
+        txn.send(topic, b"unrelated")
+
+
+def test_offsets_of_unknown_outcome_do_not_follow_the_next_block(
+    broker: EmbeddedBroker, topic: str, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """[DW-26] That block says nothing of their records, whose rows may be rolled back."""
+    store = SqlStore(engine)
+    store.create()
+    config: dict[str, object] = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": topic}
+    watch = Fail("commit database")
+    with DualWriter(store, config, watch=watch) as writer, Consumer(reader(broker, topic)) as consumer:
+        writer.recover()
+        _pay(writer, topic)
+        consumer.assign([TopicPartition(topic, 0)])
+        watch.armed = True
+        with pytest.raises(WriteInDoubt) as raised:
+            take(writer, consumer)
+        assert not [each for each in caplog.records if each.levelname == "ERROR"]
+        _claim_and_write(engine, config)
+        writer.recover()
+        assert raised.value.outcome() is Outcome.UNKNOWN
+        (error,) = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+        assert "nothing tells whether its offsets were committed" in error
+        _pay(writer, topic)
+        assert consumer.paused == consumer.assignment
+        with pytest.raises(NotRecovered, match="open it anew"):
+            take(writer, consumer)
+        assert consumer.committed([TopicPartition(topic, 0)]) == {TopicPartition(topic, 0): None}
+    with DualWriter(store, config) as writer, Consumer(reader(broker, topic)) as consumer:
+        writer.recover()
+        consumer.assign([TopicPartition(topic, 0)])
+        while take(writer, consumer):
+            pass
+    assert [line for line in lines(engine) if line in VALUES] == VALUES
 
 
 def test_records_that_are_still_held_can_be_processed_again(

@@ -2,6 +2,7 @@
 
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from sqlalchemy.pool import NullPool
 from tests.support.servers import MariaDB, PostgreSQL
 
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite import BadRow, BadStore, CommitUnknown, SqlStore, UnsafeStore
+from tallystick.dualwrite import BadRow, BadStore, CommitUnknown, NotYours, SqlStore, UnsafeStore
 from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.dualwrite.stores.durability import DURABILITY_SETTINGS, DurabilitySetting, parse_allowed
 from tallystick.dualwrite.stores.sql_table import check_durability_answers, durability_queries
+from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.testing.store_suite import MakeStore, StoreSuite
 
@@ -73,6 +76,41 @@ class TestMariadb(Suite):
 @pytest.fixture
 def sqlite(tmp_path: Path) -> Engine:
     return create_engine(f"sqlite:///{tmp_path / 'rows.db'}", poolclass=NullPool)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("mariadb", marks=[pytest.mark.server, pytest.mark.slow])])
+def autocommitting(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Engine, tuple[str, ...]]:
+    """A database, and statements after which each other one commits by itself."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'rows.db'}"
+        arguments = {"isolation_level": None}
+        return create_engine(url, poolclass=NullPool, connect_args=arguments), ("ROLLBACK",)
+    server: MariaDB = request.getfixturevalue("mariadb")
+    engine = engine_of(server.url(server.new_database()), "mysql+pymysql")
+    return engine, ("ROLLBACK", "SET autocommit = 1")
+
+
+@pytest.mark.parametrize("what", ["the record", "the offsets"])
+def test_nothing_is_written_where_it_would_commit_by_itself(
+    autocommitting: tuple[Engine, tuple[str, ...]], what: str
+) -> None:
+    """[DW-2, DW-4, DW-11] The transaction was ended behind the store's back."""
+    engine, endings = autocommitting
+    store = SqlStore(engine)
+    store.create()
+    row = store.claim("t")
+    txn = store.begin()
+    for each in endings:
+        txn.connection.execute(text(each))
+    write = partial(txn.record, replace(row, state=PreparedTxnState("7:1")), row)
+    if what == "the offsets":
+        moved = {TopicPartition("a", 0): OffsetAdvance(before=None, after=5)}
+        write = partial(txn.move_offsets, "g", moved)
+    with pytest.raises(NotYours, match="ended inside"):
+        write()
+    txn.rollback()
+    assert store.read_state("t") == row
+    assert store.read_offsets("g") == {}
 
 
 def test_a_missing_table_is_named(sqlite: Engine) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from tests.support.servers import MariaDB, PostgreSQL
 
 from tallystick import PreparedTxnState
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours, UnsafeStore
+from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.dualwrite.stores.sql_async import AsyncSqlStore, AsyncSqlTransaction
+from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -246,6 +249,34 @@ def test_what_the_user_must_not_do(database: Database) -> None:
             with pytest.raises(NotYours):
                 await transaction.record(replace(row, state=STATE))
             await transaction.rollback()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("what", ["the record", "the offsets"])
+@every(["mysql+asyncmy", "sqlite+aiosqlite"])
+def test_nothing_is_written_where_it_would_commit_by_itself(database: Database, what: str) -> None:
+    """[DW-2, DW-4, DW-11] The transaction was ended behind the store's back."""
+    is_sqlite = database.server is None
+    options = {"connect_args": {"isolation_level": None}} if is_sqlite else {}
+    endings = ["ROLLBACK"] if is_sqlite else ["ROLLBACK", "SET autocommit = 1"]
+
+    async def story() -> None:
+        async with database.store(**options) as store:
+            await store.create()
+            row = await store.claim("id")
+            txn = await store.begin()
+            for each in endings:
+                await txn.connection.execute(text(each))
+            write = partial(txn.record, replace(row, state=STATE), row)
+            if what == "the offsets":
+                moved = {TopicPartition("a", 0): OffsetAdvance(before=None, after=5)}
+                write = partial(txn.move_offsets, "g", moved)
+            with pytest.raises(NotYours, match="ended inside"):
+                await write()
+            await txn.rollback()
+            assert await store.read_state("id") == row
+            assert await store.read_offsets("g") == {}
 
     asyncio.run(story())
 

@@ -24,8 +24,9 @@ class BlockOutcome:
         return self._states_at_commit
 
     def start_block(self) -> None:
-        """Start a block, of which nothing is committed."""
+        """Start a block, of which nothing is committed. Its outcome is not that of offsets sent before."""
         self.value, self._states_at_commit, self.doubt = Outcome.NOT_COMMITTED, {}, None
+        self.offsets.clear()
 
     def start_commit(self, states: Mapping[str, PreparedTxnState]) -> None:
         """Take the outcome for unknown from before COMMIT is sent until its answer is there [DW-3].
@@ -66,6 +67,8 @@ class BlockOutcome:
         if self.value is Outcome.UNKNOWN:
             self.value = outcome
         self.apply_to_offsets()
+        if self.value is Outcome.UNKNOWN:
+            self.offsets.report_unknown()
 
     def apply_to_offsets(self) -> None:
         """Set where the consumers continue whose offsets were sent. Idempotent."""

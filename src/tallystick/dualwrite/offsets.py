@@ -14,10 +14,11 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.errors import ClientError
-from tallystick.dualwrite.errors import Outcome
+from tallystick.dualwrite.errors import NotRecovered, Outcome
 from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
@@ -51,6 +52,10 @@ class OffsetsInFlight:
     paused_partitions: frozenset[TopicPartition] | None = None
 
 
+_in_doubt: WeakSet[RewindableConsumer] = WeakSet()
+"""Consumers that are paused until the outcome of their offsets is known, whichever writer has sent them."""
+
+
 class OffsetsOfBlock:
     """The offsets sent by one block, until its outcome is known. `apply_outcome` is idempotent."""
 
@@ -58,13 +63,22 @@ class OffsetsOfBlock:
         self._entries: list[OffsetsInFlight] = []
 
     def add(self, consumer: RewindableConsumer) -> OffsetsInFlight:
-        """Add a consumer before its positions are known: its returned records already belong to the block."""
+        """Add a consumer before its positions are known: its returned records already belong to the block.
+
+        Raises: NotRecovered for a consumer whose offsets have an unknown outcome: its position is behind
+            records whose rows may be rolled back, and the group would never see those again [DW-26].
+        """
+        if consumer in _in_doubt:
+            raise NotRecovered(
+                f"{consumer!r}: whether the offsets before are committed is not known, so none can be sent. "
+                "If recover() has not resumed it, close it and open it anew"
+            )
         entry = OffsetsInFlight(consumer)
         self._entries.append(entry)
         return entry
 
     def clear(self) -> None:
-        """Drop all entries in a forked child: they belong to the parent."""
+        """Drop all entries. A consumer that is paused stays so: no later outcome is that of its offsets."""
         self._entries.clear()
 
     def apply_outcome(self, outcome: Outcome) -> None:
@@ -76,22 +90,27 @@ class OffsetsOfBlock:
                 _log.warning("%r: where it goes on was not set: %s", entry.consumer, exc)
             if outcome is not Outcome.UNKNOWN:
                 self._entries.remove(entry)
+                _in_doubt.discard(entry.consumer)
+
+    def report_unknown(self) -> None:
+        """Log what can be done about consumers whose outcome a recovery has not determined."""
+        for entry in self._entries:
+            _log.error(
+                "%r returns no more records: nothing tells whether its offsets were committed. "
+                "Close it and open it anew: it begins at the offsets that the group has committed",
+                entry.consumer,
+            )
 
 
 def _apply_outcome(entry: OffsetsInFlight, outcome: Outcome) -> None:
     consumer = entry.consumer
     if outcome is Outcome.UNKNOWN:
         if entry.paused_partitions is None:
+            _in_doubt.add(consumer)
             paused = consumer.assignment - consumer.paused
             consumer.pause(paused)
             entry.paused_partitions = paused
             _log.warning("%r returns no more records until recover() has found the outcome", consumer)
-        else:  # recovery has run, and another writer held the id in between
-            _log.error(
-                "%r returns no more records: nothing tells whether its offsets were committed. "
-                "Close it and open it anew: it begins at the offsets that the group has committed",
-                consumer,
-            )
         return
     if outcome is Outcome.COMMITTED:
         consumer.note_committed(entry.positions)

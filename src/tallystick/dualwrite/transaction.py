@@ -176,7 +176,8 @@ async def call_work_async(work: Callable[[X], Awaitable[C]], txn: X) -> C:
 
 
 # Optional methods of a store's transaction: `flush`, called at the end of the block, while records can still
-# be sent; `sent`, called for every record; `savepoint`, which returns a context manager.
+# be sent; `sent`, called for every record; `savepoint`, which returns a context manager. Its value may be a
+# function: that flushes rows in memory, so that one that is refused is known before records are sent.
 
 
 def flush_rows(database: object) -> None:

@@ -376,13 +376,21 @@ class AsyncBatchRunner(Generic[D]):
         except Exception as exc:
             failure = exc
         except BaseException as exc:
-            for each in (*batch.ready, batch.running):
-                if each is not None:
-                    each.fail(exc)
+            await self._end_interrupted(batch, exc)
             raise
         if failure is None:
             writer.note(WriteEvent.BATCH, len(batch.ready))
         await self._settle(batch, failure)
+
+    async def _end_interrupted(self, batch: Batch[AsyncQueuedUnit[D]], exc: BaseException) -> None:
+        """Fail the units of a batch whose driver ends. Another driver runs those that it has not taken."""
+        async with self._changed:
+            running = batch.running
+            units = self._scheduler.end(batch)
+            self._changed.notify()
+        for each in (*units, running):
+            if each is not None:
+                each.fail(exc)
 
     async def _run_unit(
         self, txn: Transaction[D], batch: Batch[AsyncQueuedUnit[D]], unit: AsyncQueuedUnit[D]

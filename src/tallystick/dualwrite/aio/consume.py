@@ -25,6 +25,7 @@ from tallystick.dualwrite.offsets import PolledBatch, first_offsets
 from tallystick.dualwrite.recipes import AsyncStepRunner, Watch
 from tallystick.dualwrite.stores.base import AsyncOffsetStore, AsyncOffsetTransaction, OffsetAdvance
 from tallystick.dualwrite.transaction import DatabaseHalf
+from tallystick.kernel.check import require
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import TopicPartition
 
@@ -55,13 +56,25 @@ class AsyncConsumeRecipe(Generic[X]):
         self._steps = steps
         self._stored_offsets: dict[TopicPartition, int] = {}
         self._is_unsynced = True
+        self._transaction: X | None = None
+        self._has_uncommitted = False
+        """Whether a poll may have returned records that are not committed. Set before it [DW-4]."""
 
     def mark_unsynced(self) -> None:
         """Mark the consumer's assignment or positions as possibly different from the database's offsets."""
         self._is_unsynced = True
 
     async def poll(self, timeout_s: float, most: int | None) -> PolledBatch:
-        """Return records that follow the database's offsets; none if `timeout_s` has passed."""
+        """Return records that follow the database's offsets; none if `timeout_s` has passed.
+
+        An interrupt, such as an exception from a signal handler, may have ended the batch before anywhere,
+        with its records in nobody's hands.
+        """
+        if self._has_uncommitted:
+            await self._roll_back_open()
+            self._consumer.rewind()  # partitions without an offset in the database
+            await self._seek_to_stored(())
+        self._has_uncommitted = True
         records = await self._poll_once(timeout_s, most)
         if self._is_unsynced:  # an assignment may have come with these records: their offsets may be wrong
             await self._seek_to_stored(records)
@@ -132,15 +145,18 @@ class AsyncConsumeRecipe(Generic[X]):
             if at in assigned:
                 self._consumer.seek(at, offset)
 
-    async def begin(self, polled: PolledBatch) -> X:
-        try:
-            return await self._steps.run("begin database", self.group, self._store.begin)
-        except BaseException:
-            self._rewind_to(polled.records)
-            raise
+    async def begin(self) -> X:
+        """Begin the transaction for the rows. Whatever happens from then on, `rollback` ends it."""
+        return await self._steps.run("begin database", self.group, self._open)
 
-    async def commit(self, txn: X, polled: PolledBatch) -> None:
+    async def _open(self) -> X:
+        """Begin in the database, and keep the transaction before any interrupt so that it is released."""
+        self._transaction = txn = await self._store.begin()
+        return txn
+
+    async def commit(self, polled: PolledBatch) -> None:
         """Commit rows and offsets. Raises: Fenced if another reader moved a partition; InDoubt."""
+        txn = require(self._transaction, "a batch was begun")
         self._is_unsynced = True
         try:
             if polled.offset_moves:
@@ -149,7 +165,7 @@ class AsyncConsumeRecipe(Generic[X]):
                 )
             await self._steps.run("commit database", self.group, txn.commit)
         except BaseException as exc:
-            await self.rollback(txn, polled)
+            await self.rollback(polled)
             if isinstance(exc, NotCommitted):
                 raise exc.cause from exc
             if isinstance(exc, CommitUnknown):
@@ -158,6 +174,7 @@ class AsyncConsumeRecipe(Generic[X]):
                     "begins where it says"
                 ) from exc
             raise
+        self._transaction = None
         new = [
             at
             for at in polled.offset_moves
@@ -167,14 +184,22 @@ class AsyncConsumeRecipe(Generic[X]):
         self._is_unsynced = False
         if new:
             self._consumer.pin(new)
+        self._has_uncommitted = False
 
-    async def rollback(self, txn: X, polled: PolledBatch) -> None:
+    async def rollback(self, polled: PolledBatch) -> None:
         """Roll back the rows and rewind to `polled`; the next poll checks the database's offsets."""
         self._rewind_to(polled.records)
+        await self._roll_back_open()
+
+    async def _roll_back_open(self) -> None:
+        if self._transaction is None:
+            return
         try:
-            await self._steps.run("roll back", self.group, txn.rollback)
+            await self._steps.run("roll back", self.group, self._transaction.rollback)
         except Exception as exc:  # must not hide the original error
             _log.warning("%s: the database's transaction could not be rolled back: %s", self.group, exc)
+            return
+        self._transaction = None
 
 
 class AsyncConsumedBatch(DatabaseHalf[X]):
@@ -223,16 +248,17 @@ class AsyncConsumerLoop(Generic[X]):
         recipe = self._recipe
         polled = await recipe.poll(timeout_s, most)
         with tracing.trace_consumed(recipe.group, polled.records):
-            database = await recipe.begin(polled)
-            batch = AsyncConsumedBatch(database, polled.records)
+            batch: AsyncConsumedBatch[X] | None = None
             try:
+                batch = AsyncConsumedBatch(await recipe.begin(), polled.records)
                 yield batch
             except BaseException:
-                batch.mark_ended()
-                await recipe.rollback(database, polled)
+                if batch is not None:
+                    batch.mark_ended()
+                await recipe.rollback(polled)
                 raise
             batch.mark_ended()
-            await recipe.commit(database, polled)
+            await recipe.commit(polled)
 
 
 def consume_into(

@@ -123,6 +123,8 @@ class Transaction(DatabaseHalf[D]):
         block: if anything fails from then on, the next `poll` returns the uncommitted records again. While
         the outcome is unknown the consumer is paused; this writer's `recover()` determines the outcome and
         resumes the consumer accordingly.
+
+        Raises: NotRecovered while the outcome of this consumer's last offsets is not known.
         """
         producer, group = self._get_producer(cluster), consumer.group_metadata()
         entry = self._offsets.add(consumer)
@@ -133,24 +135,28 @@ class Transaction(DatabaseHalf[D]):
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[Savepoint]:
-        """Open a database savepoint whose records are sent only when it is released.
+        """Open a database savepoint whose records are sent only when its block ends without an error.
 
             async with txn.savepoint() as part:
                 txn.session.add(...)
                 part.send("payments", b"...")
 
+        A record that is refused rolls the savepoint back; the whole transaction is then refused if its error
+        does not end the block, since other records of the savepoint may have been sent.
         Raises: NotYours for a store without savepoints.
         """
         part = Savepoint(self.send, self.send_batch)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(begin_savepoint(self.database))
+            flush = await stack.enter_async_context(begin_savepoint(self.database))
             with keep_open_if_forked(self.owning_process, stack):
                 yield part
                 self.check_process()
-                for place, send in enumerate(part.queued_sends):  # a refusal still rolls the savepoint back
+                if callable(flush):
+                    await flush()
+                for place, send in enumerate(part.queued_sends):  # before any is sent
                     part.queued_sends[place] = await self._serialize_queued(send)
-        for send in part.queued_sends:
-            await send()
+                for send in part.queued_sends:  # a refusal still rolls the savepoint back
+                    await send()
 
     async def _serialize_queued(self, queued: Callable[[], Any]) -> Callable[[], Any]:
         """Return a queued send with bytes for keys and values. Raises: SerializationFailed."""

@@ -372,13 +372,21 @@ class BatchRunner(Generic[D]):
         except Exception as exc:
             failure = exc
         except BaseException as exc:
-            for each in (*batch.ready, batch.running):
-                if each is not None:
-                    each.fail(exc)
+            self._end_interrupted(batch, exc)
             raise
         if failure is None:
             writer.note(WriteEvent.BATCH, len(batch.ready))
         self._settle(batch, failure)
+
+    def _end_interrupted(self, batch: Batch[QueuedUnit[D]], exc: BaseException) -> None:
+        """Fail the units of a batch whose driver ends. Another driver runs those that it has not taken."""
+        with self._changed:
+            running = batch.running
+            units = self._scheduler.end(batch)
+            self._changed.notify()
+        for each in (*units, running):
+            if each is not None:
+                each.fail(exc)
 
     def _run_unit(self, txn: Transaction[D], batch: Batch[QueuedUnit[D]], unit: QueuedUnit[D]) -> list[Any]:
         """Run one unit [DW-14], and return its sends if they may wait for those of the others.

@@ -133,10 +133,11 @@ def _open_nested(using: str) -> Iterator[Part]:
     assert isinstance(outermost, Transaction)
     outermost.check_open()
     part = Savepoint(around.send, around.send_batch)
-    with transaction.atomic(using=using), _pushed(using, part):
-        yield part
-    for send in part.queued_sends:
-        send()
+    with transaction.atomic(using=using):
+        with _pushed(using, part):
+            yield part
+        for send in part.queued_sends:  # a refusal still rolls the savepoint back
+            send()
 
 
 @contextmanager

@@ -101,9 +101,16 @@ class SqlTransaction:
         """Count a record sent to Kafka."""
         self._guard.count_sent()
 
-    def savepoint(self) -> NestedTransaction:
-        """Begin a savepoint, as a context manager."""
-        return self._connection.begin_nested()
+    @contextmanager
+    def savepoint(self) -> Iterator[Callable[[], None]]:
+        """Begin a savepoint of the connection, and one of the session. The value flushes the session.
+
+        The session's own is begun only when the session is used. It drops what is not flushed if the block
+        raises: a later flush would write it [DW-2].
+        """
+        self._check_open()  # what was added before the block is not in it
+        with self._connection.begin_nested(), self.session.begin_nested():
+            yield self._check_open
 
     def begin_unit(self, has_savepoint: bool) -> None:
         """Begin a unit of a batch: a session of its own, and perhaps a savepoint to roll it back alone.
@@ -303,6 +310,8 @@ class SqlTransaction:
 
     def _check_open(self) -> None:
         """Raise NotYours if the block has ended the transaction."""
+        if self._root is not None and self._root.is_active:
+            self._guard.check_in_transaction()
         if self._session is not None:
             self._session.flush()
         if self._root is None or not self._root.is_active:

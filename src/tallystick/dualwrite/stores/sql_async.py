@@ -9,7 +9,7 @@ Source: SQLAlchemy 2, "Asynchronous I/O (asyncio)".
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, Final, ParamSpec, cast
 
@@ -107,9 +107,16 @@ class AsyncSqlTransaction:
         """Count a record sent to Kafka."""
         self._guard.count_sent()
 
-    def savepoint(self) -> AsyncTransaction:
-        """Begin a savepoint, as a context manager."""
-        return self._connection.begin_nested()
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """Begin a savepoint of the connection, and one of the session. The value flushes the session.
+
+        The session's own is begun only when the session is used. It drops what is not flushed if the block
+        raises: a later flush would write it [DW-2].
+        """
+        await self._check_open()  # what was added before the block is not in it
+        async with self._connection.begin_nested(), self.session.begin_nested():
+            yield self._check_open
 
     async def begin_unit(self, has_savepoint: bool) -> None:
         """Begin a unit of a batch: a session of its own, and perhaps a savepoint to roll it back alone.
@@ -309,6 +316,8 @@ class AsyncSqlTransaction:
 
     async def _check_open(self) -> None:
         """Raise NotYours if the block has ended the transaction."""
+        if self._root is not None and self._root.is_active:
+            self._guard.check_in_transaction()
         if self._session is not None:
             await self._session.flush()
         if self._root is None or not self._root.is_active:

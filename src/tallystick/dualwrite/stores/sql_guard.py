@@ -12,7 +12,12 @@ from sqlalchemy import Connection, Engine, Transaction, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from tallystick.dualwrite.errors import NotYours
-from tallystick.dualwrite.stores.refusals import ORPHANED_RECORDS_TEXT, ends_transaction, parse_savepoint
+from tallystick.dualwrite.stores.refusals import (
+    ORPHANED_RECORDS_TEXT,
+    TRANSACTION_ENDED_TEXT,
+    ends_transaction,
+    parse_savepoint,
+)
 
 WRITER_COMMITS_TEXT: Final = (
     "the writer commits and rolls back; inside its block use begin_nested() for a savepoint"
@@ -80,6 +85,22 @@ class TransactionGuard:
         """Raise NotYours if a record was sent whose rows were rolled back."""
         if self._has_orphaned_records:
             raise NotYours(ORPHANED_RECORDS_TEXT)
+
+    def check_in_transaction(self) -> None:
+        """Raise NotYours if the driver knows that the next statement would commit by itself [DW-11].
+
+        The record would then decide for rows that are gone. SQLite is outside of a transaction if the driver
+        begins none (`isolation_level=None`), MySQL after SET autocommit. Costs no round trip.
+        """
+        if self._connection.invalidated:
+            return
+        driver: Any = self._connection.connection.driver_connection
+        if self._connection.dialect.name == "sqlite":
+            commits_each = not driver.in_transaction
+        else:  # only drivers of MySQL know it; PostgreSQL's statements check the mark
+            commits_each = hasattr(driver, "get_autocommit") and driver.get_autocommit()
+        if commits_each:
+            raise NotYours(TRANSACTION_ENDED_TEXT)
 
     def flush(self, session: Session) -> None:
         """Run the `before_commit` hooks and flush, before Kafka's half is prepared: hooks may still send."""
