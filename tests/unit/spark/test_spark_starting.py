@@ -40,7 +40,7 @@ def test_a_source_has_the_offsets_of_its_topics(lines: tuple[str, ...], topics: 
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ((), "checkpoint was no folder"),
+        ((), "could not read its checkpoint"),
         ((B, FILES), "None are of the topics"),
         ((A, '{"a":{"0":7}}'), "Several of them are of the topics"),
     ],
