@@ -130,7 +130,9 @@ def test_a_writer_that_is_fenced_while_another_recovers_tears_nothing(make_world
     world.pay(writer, 1, "a")
     block = writer.transaction()
     txn = block.__enter__()
-    world.lives[-1][2][-1].rollback()  # else SQLite keeps the claim waiting
+    driver = world.lives[-1][2][-1]
+    driver.rollback()  # else SQLite keeps the claim waiting
+    driver.execute("BEGIN")  # which takes no lock yet
 
     def overtaken(_: int, step: RecipeStep, done: bool) -> None:
         if step.name == "claim" and done:
