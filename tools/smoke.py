@@ -18,13 +18,18 @@ EXTRAS = {
     "sql": ("tallystick.dualwrite:SqlStore", "tallystick.dualwrite:AsyncSqlStore"),
     "django": ("tallystick.dualwrite:DjangoStore",),
     "rocksdb": ("tallystick.dualwrite:RocksStore",),
-    "delta": ("deltalake", "tallystick.dualwrite:DeltaStore"),
+    "delta": ("deltalake", "tallystick.dualwrite:DeltaStore", "tallystick.lake:delta"),
     "zookeeper": ("tallystick.dualwrite:ZooKeeperStore",),
     "metrics": ("prometheus_client",),
     "re2": ("re2",),
     "security": ("cryptography", "jwt"),
     "top": ("textual", "tallystick.console:run_top"),
-    "spark": ("pyspark", "pandas", "tallystick.spark:KafkaDataSource"),
+    "spark": ("pyspark", "pandas", "tallystick.spark:KafkaDataSource", "tallystick.pipeline:Pipeline"),
+    "schemas": ("fastavro", "confluent_kafka.schema_registry"),
+    "iceberg": ("pyiceberg", "tallystick.lake:iceberg"),
+    "console": ("uvicorn", "tallystick.console:serve"),
+    "otel": ("tallystick.otel:TallystickInstrumentor",),
+    "demo": ("psycopg", "tallystick.pipeline.demo:DemoRun"),
 }
 
 

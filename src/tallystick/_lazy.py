@@ -9,7 +9,7 @@ from typing import Final
 # The extra of pyproject.toml that installs each optional library.
 _EXTRAS: Final = {
     "avro": "schemas",
-    "confluent_kafka": "demo",
+    "confluent_kafka": "schemas",
     "cryptography": "security",
     "deltalake": "delta",
     "obstore": "delta",
@@ -35,6 +35,19 @@ _EXTRAS: Final = {
     "starlette": "console",
     "textual": "top",
     "uvicorn": "console",
+}
+
+# Parts of ours that an extra of their own installs, whatever library of it is missed first.
+_EXTRAS_OF_PARTS: Final = {
+    "tallystick.console.terminal": "top",
+    "tallystick.console.web": "console",
+    "tallystick.dualwrite.stores.lake": "delta",
+    "tallystick.lake.delta": "delta",
+    "tallystick.lake.iceberg": "iceberg",
+    "tallystick.lake.object_storage": "delta",
+    "tallystick.pipeline": "spark",
+    "tallystick.pipeline.demo": "demo",
+    "tallystick.spark": "spark",
 }
 
 
@@ -63,7 +76,15 @@ def load(name: str) -> ModuleType:
         library = (exc.name or "").partition(".")[0]
         if library not in _EXTRAS:
             raise
-        raise MissingLibrary(str(exc.name), _EXTRAS[library]) from exc
+        raise MissingLibrary(str(exc.name), _find_extra(name, library)) from exc
+
+
+def _find_extra(module: str, library: str) -> str:
+    """Return the extra that installs what a module of ours lacks: that of its part, or that of the library."""
+    parts = [
+        part for part in _EXTRAS_OF_PARTS if module == part or module.startswith((f"{part}.", f"{part}_"))
+    ]
+    return _EXTRAS_OF_PARTS[max(parts, key=len)] if parts else _EXTRAS[library]
 
 
 def attributes(module: str, names: Mapping[str, str]) -> Callable[[str], object]:

@@ -30,7 +30,7 @@ sys.meta_path.insert(0, Without())
         ("sqlalchemy", "dualwrite.SqlStore", "sql"),
         ("kazoo", "dualwrite.ZooKeeperStore", "zookeeper"),
         ("rocksdict", "dualwrite.RocksStore", "rocksdb"),
-        ("pyarrow", "dualwrite.DeltaStore", "arrow"),
+        ("pyarrow", "dualwrite.DeltaStore", "delta"),
         ("django", "dualwrite.DjangoStore", "django"),
         ("pyspark", "spark.register", "spark"),
         ("pyspark", "pipeline.Pipeline", "spark"),

@@ -170,5 +170,3 @@ def _load_client() -> Any:
         return _lazy.load("confluent_kafka.schema_registry")
     except ModuleNotFoundError as exc:
         raise _lazy.MissingLibrary(str(exc.name), "schemas") from exc
-    except _lazy.MissingLibrary as exc:
-        raise _lazy.MissingLibrary(exc.library, "schemas") from exc

