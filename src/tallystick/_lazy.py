@@ -80,7 +80,7 @@ def load(name: str) -> ModuleType:
 
 
 def _find_extra(module: str, library: str) -> str:
-    """Return the extra that installs what a module of ours lacks: that of its part, or that of the library."""
+    """Return the extra that installs what a module of ours lacks: its part's, or the library's."""
     parts = [
         part for part in _EXTRAS_OF_PARTS if module == part or module.startswith((f"{part}.", f"{part}_"))
     ]
