@@ -371,7 +371,7 @@ def test_what_is_wrong_is_one_line(inside: Inside, topic: str) -> None:
 
 
 def test_what_answers_and_is_no_broker_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    """Every command ends with one line and exit code 1, within the limit that the line names."""
+    """Every command ends with one line and exit code 1, and does not try such an address again."""
 
     class Web(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -381,18 +381,18 @@ def test_what_answers_and_is_no_broker_is_named(capfd: pytest.CaptureFixture[str
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Web) as server:
         Thread(target=server.serve_forever, args=(0.05,)).start()
         at = ("--bootstrap-server", f"127.0.0.1:{server.server_address[1]}")
-        short = ("default.api.timeout.ms=300", "request.timeout.ms=200", "fetch.max.wait.ms=100")
         for words in (
-            ("acls", "list", "--timeout-ms", "300"),
-            ("features", "describe", "--timeout-ms", "300"),
-            ("groups", "reset-offsets", "--group", "g", "--all-topics", "--to-latest", "--timeout-ms", "300"),
-            ("topics", "delete-records", "--topic", "t", "--offset", "1", "--yes", "--timeout-ms", "300"),
-            ("transactions", "complete", "t", "1:1", "--timeout-ms", "300"),
-            ("consume", "t", *(word for each in short for word in ("--config", each))),
+            ("acls", "list"),
+            ("features", "describe"),
+            ("groups", "reset-offsets", "--group", "g", "--all-topics", "--to-latest"),
+            ("topics", "delete-records", "--topic", "t", "--offset", "1", "--yes"),
+            ("transactions", "complete", "t", "1:1"),
+            ("produce", "t"),
+            ("consume", "t"),
         ):
             assert main([*words, *at]) == 1, words
             said = capfd.readouterr().err
-            assert "default.api.timeout.ms = 300 ms" in said
+            assert "not within" not in said
             assert "that is an HTTP server" in said
             assert len(said.splitlines()) == 1
         server.shutdown()

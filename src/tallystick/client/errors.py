@@ -7,6 +7,7 @@
       UnknownTopic      no such topic or partition
       TooLarge          a record or batch above a limit of the broker
     Unreachable         no connection: nothing was sent
+      NotKafka          what listens there speaks another protocol, or TLS where plain text was sent
     AuthenticationFailed  the broker refused the login, or the client the broker: nothing was sent
       TlsFailed         no TLS: a certificate, a version, or a port that speaks something else
     ConnectionLost      the connection ended before the answer arrived
@@ -151,6 +152,14 @@ class Unreachable(ClientError):
     def __init__(self, address: str, why: str) -> None:
         super().__init__(address, why)
         self.address, self.why = address, why
+
+
+class NotKafka(Unreachable):
+    """The first bytes of the answer are those of another protocol: nothing was sent that it could act on.
+
+    A broker that the cluster listed may have moved since, so its address is tried again. An address of
+    bootstrap.servers that has never led to a cluster is not (`Cluster.send_to_any`).
+    """
 
 
 class AuthenticationFailed(ClientError):

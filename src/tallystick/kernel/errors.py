@@ -32,7 +32,7 @@ class Remedy(Enum):
     """The remedy for an error; the value is the text shown with the error."""
 
     RETRY = "try the same again"
-    REFRESH = "try again with new metadata"
+    REFRESH = "try again"
     FIND_COORDINATOR = "look the coordinator up and try again"
     ABORT = "abort the transaction"
     STOP = "close this client, it cannot go on"

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextvars import Context
+from typing import Final
 
 from tallystick.client.config import Address
 from tallystick.client.errors import AuthenticationFailed, Closed, Unreachable
@@ -17,9 +18,13 @@ from tallystick.client.net.network import (
 )
 from tallystick.client.net.pending_request import PendingRequest
 from tallystick.client.net.protocol_state import NodeApiVersions
+from tallystick.client.net.retry_scope import read_clock_ms
 from tallystick.client.retry import compute_backoff_ms
 
 _log = logging.getLogger("tallystick.client")
+
+# A broker that restarts is back before a person could read of it.
+_REPORT_AFTER_MS: Final = 1000
 
 
 class BrokerConnection:
@@ -46,6 +51,8 @@ class BrokerConnection:
         self._backlog: list[PendingRequest] = []
         self._connect_progress = ConnectProgress()
         self._failure_count = 0
+        self._first_failed_ms = 0
+        self._is_reported = False
         self._is_closed = False
         self.last_failure: Unreachable | AuthenticationFailed | None = None
 
@@ -140,7 +147,7 @@ class BrokerConnection:
                 self._connect_progress,
             )
         except (Unreachable, AuthenticationFailed) as exc:
-            _log.log(logging.ERROR if isinstance(exc, AuthenticationFailed) else logging.DEBUG, "%s", exc)
+            self._report(exc)
             self._fail_backlog(exc)
             return
         except Exception as exc:
@@ -148,13 +155,27 @@ class BrokerConnection:
             _log.exception("the attempt to connect to %s failed", self.address)
             self._fail_backlog(Unreachable(str(self.address), f"{type(exc).__name__}: {exc}"))
             return
-        self._failure_count = 0
+        if self._is_reported:
+            _log.info("%s: connected", self.address)
+        self._failure_count, self._is_reported = 0, False
         self.last_failure = None
         self._connection = connection
         self._on_open(connection.protocol_state.versions)
         for pending in self._take_backlog():
             if not pending.response_future.done():
                 connection.submit(pending)
+
+    def _report(self, failure: Unreachable | AuthenticationFailed) -> None:
+        """Log a login that failed; and once until it ends, that a broker has been away for a second."""
+        if isinstance(failure, AuthenticationFailed):
+            _log.error("%s", failure)
+            return
+        now_ms = read_clock_ms()
+        if not self._failure_count:
+            self._first_failed_ms = now_ms
+        if not self._is_reported and now_ms - self._first_failed_ms >= _REPORT_AFTER_MS:
+            self._is_reported = True
+            _log.warning("%s: trying again until the call's limit is over", failure.what())
 
     def _fail_backlog(self, failure: Unreachable | AuthenticationFailed) -> None:
         self._failure_count += 1

@@ -29,9 +29,11 @@ from typing import Final, TypeVar
 from tallystick.client.config import ClientConfig
 from tallystick.client.errors import (
     AuthenticationFailed,
+    BadAnswer,
     BrokerRefused,
     ClientError,
     Closed,
+    NotKafka,
     NotSupported,
     TimedOut,
     Unreachable,
@@ -234,7 +236,8 @@ class Cluster:
     async def send_to_any(self, request: object, answer: type[R], *, max_version: int | None = None) -> R:
         """Send a request that any broker can answer; try the next one if an attempt had no effect.
 
-        Raises: Unreachable with the error of each broker; NotSupported, Closed, TimedOut; ConnectionLost.
+        Raises: Unreachable with the error of each broker; NotSupported, Closed, TimedOut; ConnectionLost;
+            BadAnswer if there is no cluster yet, and none of the addresses is a broker's.
         """
         failures: list[ClientError] = []
         for node_id in self.connections.list_candidates():
@@ -250,6 +253,9 @@ class Cluster:
             else:
                 assert isinstance(response, answer)
                 return response
+        if not self.image.nodes and all(isinstance(failure, NotKafka) for failure in failures):
+            addresses = ",".join(map(str, self.config.bootstrap_addresses))
+            raise BadAnswer(addresses, "ApiVersions", "; ".join(failure.what() for failure in failures))
         if len(failures) == 1 or all(isinstance(failure, NotSupported) for failure in failures):
             raise failures[0]
         addresses = map(self.connections.find_address, self.connections.list_candidates())
@@ -290,7 +296,8 @@ class Cluster:
                         waits = self.connections.describe_waits() if silent else ""
                         last = last_error or waits or last_timeout
                         timeout = TimedOut(limit.limit_name, limit.length_ms, doing, last)
-                        raise timeout.after(effect) from exc
+                        # Its text has the error; the traceback of one more wait that ended says nothing.
+                        raise timeout.after(effect) from (None if isinstance(exc, TimedOut) else exc)
                     await _back_off(self.config, failures, limit)
                     failures += 1
                     await self._recover_from(exc, str(subject))

@@ -35,6 +35,7 @@ from tallystick.client.errors import (
     ClientError,
     Closed,
     ConnectionLost,
+    NotKafka,
     NotSupported,
     TlsFailed,
     Unreachable,
@@ -234,18 +235,20 @@ class _Handshake:
         """Do nothing: no request waits for the socket in this phase."""
 
     def fail(self, why: Exception, hint: str = "") -> None:
-        """Close at once."""
-        self.handle_connection_lost(why, hint)
+        """Close at once. With a `hint` the peer's protocol is known, and it is not Kafka's."""
+        if hint and not self._socket.ready.done():
+            self._socket.ready.set_exception(NotKafka(str(self._socket.address), hint))
+        self.handle_connection_lost(why)
         self._transport.abort()
 
-    def handle_connection_lost(self, why: Exception | None, hint: str = "") -> None:
+    def handle_connection_lost(self, why: Exception | None) -> None:
         """Report that there is no connection."""
         if self._socket.ready.done():
             return
         has_tls = self._socket.settings.security.ssl_context is not None
-        if not has_tls and (why is None or isinstance(why, ConnectionResetError)):
-            # To a port with TLS the first request is a bad greeting, and few servers send their alert first.
-            hint = _END_BEFORE_ANSWER
+        # To a port with TLS the first request is a bad greeting, and few servers send their alert first.
+        is_silent = not has_tls and (why is None or isinstance(why, ConnectionResetError))
+        hint = _END_BEFORE_ANSWER if is_silent else ""
         address, text = str(self._socket.address), _describe_error(why or _CLOSED_BY_BROKER, hint)
         # TLS 1.3: a broker refuses the client's certificate after the client's side of the handshake.
         is_refusal = isinstance(why, ssl.SSLError) and not isinstance(why, ssl.SSLEOFError)
