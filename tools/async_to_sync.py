@@ -53,11 +53,6 @@ TWINS: Final = (
         target="dualwrite/blocking/attempts.py",
         texts={"import asyncio": "import time", "asyncio.sleep": "time.sleep"},
     ),
-    Twin(
-        source="dualwrite/aio/batches.py",
-        target="dualwrite/blocking/batches.py",
-        texts={"import asyncio": "import threading", "asyncio.Condition": "threading.Condition"},
-    ),
     Twin(source="dualwrite/aio/cluster_views.py", target="dualwrite/blocking/cluster_views.py"),
     Twin(
         source="dualwrite/aio/consume.py",
@@ -92,7 +87,6 @@ TWINS: Final = (
     Twin(source="dualwrite/aio/recovery_recipe.py", target="dualwrite/blocking/recovery_recipe.py"),
     Twin(source="dualwrite/aio/session.py", target="dualwrite/blocking/session.py"),
     Twin(source="dualwrite/aio/store_client.py", target="dualwrite/blocking/store_client.py"),
-    Twin(source="dualwrite/aio/unit.py", target="dualwrite/blocking/unit.py"),
     Twin(
         source="dualwrite/aio/writer.py",
         target="dualwrite/blocking/writer.py",

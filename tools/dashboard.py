@@ -221,14 +221,6 @@ ROWS: Final = (
                 "Pools",
                 (f"sum by (writer) (tallystick_dual_write_pool_free{{{JOB}}})", "{{writer}} free"),
                 (f"sum by (writer) (tallystick_dual_write_writers{{{JOB}}})", "{{writer}} writers"),
-                (
-                    f"sum by (writer) (tallystick_dual_write_pool_waiting_units{{{JOB}}})",
-                    "{{writer}} waiting",
-                ),
-            ),
-            graph(
-                "Units of a batch, 95th percentile",
-                (quantiles("tallystick_dual_write_batch_units", "writer"), "{{writer}}"),
             ),
         ),
     ),

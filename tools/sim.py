@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from random import SystemRandom
 
-from harness.sim.actors.units import BatchCounts
 from harness.sim.faults import FAULTS_OFF, FaultKind
 from harness.sim.simulation import Simulation, SimulationResult
 
@@ -88,12 +87,10 @@ def _run_many(seeds: range, processes: int, without: Collection[FaultKind]) -> l
     print(f"seeds {seeds.start}..{seeds.stop - 1}", flush=True)
     began, seeds_run, failures = time.monotonic(), 0, list[SimulationResult]()
     transactions = boot_count = 0
-    batches = BatchCounts()
     for result in run_seeds(seeds, processes, without):
         seeds_run += 1
         transactions += result.committed
         boot_count += result.boot_count
-        batches.update(result.batches)
         if result.violations:
             failures.append(result)
             print(f"seed {result.seed}: {result.violations[0]}", flush=True)
@@ -106,7 +103,6 @@ def _run_many(seeds: range, processes: int, without: Collection[FaultKind]) -> l
         f"{seeds_run:,} seeds in {took:.0f} s ({1000 * took / max(seeds_run, 1):.1f} ms each): "
         f"{len(failures)} failed; {transactions:,} transactions committed, {boot_count:,} lives of the broker"
     )
-    print("batches:", ", ".join(f"{count:,} {name}" for name, count in sorted(batches.items())) or "none")
     if failures:
         print("failed:", *[result.seed for result in failures])
     return failures

@@ -3,8 +3,6 @@
 Run it with `harness.sim.simulation`. The modules:
 
 administrators  deletions of topics and records, and aborts of single transactions
-batch_plan      what callers who share dual writes do in one run, and what goes wrong around them
-batches         processes of such callers, over the product's own pool, killed between any two effects
 broker_view     what the broker holds, and what it reports itself, seen from inside
 checkers        whether the history can be true
 clients         transactional producers
@@ -23,9 +21,7 @@ network         requests and replies that are lost, late or duplicated
 product_clients simulated clients behind the interface of the product's own
 reader          a read_committed consumer
 scheduler       virtual time, and the two processes that run in it
-shared_database the database of callers who share dual writes
 simulation      one run, made of all these
 supervisor      the broker's lives: booted, ended by faults, booted again
-units           what each of such callers was told, and whether that can be true
 workers         clients that run transactions, die and are replaced
 """

@@ -14,7 +14,6 @@ from typing import Final, Literal
 from msgspec import field
 
 from harness.memory_fs import SurvivingChanges
-from harness.sim.batch_plan import CallerPlan, draw_batches
 from tallystick.kernel.value import Value, replace
 
 Repeats = Literal["none", "at once", "any time"]
@@ -31,7 +30,6 @@ class FaultKind(Enum):
     EMFILE = "emfile"
     EIO = "eio"
     REBALANCES = "rebalances"  # members of a group come, go and vanish
-    BATCHES = "batches"  # callers share dual writes; their process is killed
 
 
 FAULTS_OFF: Final[frozenset[FaultKind]] = frozenset()
@@ -93,7 +91,6 @@ class FaultPlan(Value, kw_only=True):
     failing_calls: tuple[FailingCalls, ...] = ()
     reuses_numbers: bool = False
     members_until_s: float | None = None
-    batches: CallerPlan | None = None
 
     @property
     def may_lose_acknowledged(self) -> bool:
@@ -189,14 +186,6 @@ def _add_fault(random: Random, plan: FaultPlan, kind: FaultKind) -> FaultPlan:
             settings = {"group.min.session.timeout.ms": "50", "group.initial.rebalance.delay.ms": "0"}
             until_s = random.uniform(0.3, FAULTS_END_S)
             return replace(plan, members_until_s=until_s, settings={**plan.settings, **settings})
-        case FaultKind.BATCHES:
-            # A dual write needs a log that keeps what it acknowledges, ids that do not expire, and
-            # transaction.version 2 from the start.
-            settings = {
-                name: text for name, text in plan.settings.items() if name != "transactional.id.expiration.ms"
-            }
-            batches = draw_batches(random)
-            return replace(plan, batches=batches, flush_policy="ack", upgrade_at_s=None, settings=settings)
         case FaultKind.RETENTION:
             retention_ms = random.choice((50, 400, 2_000))
             settings = {

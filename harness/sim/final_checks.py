@@ -1,13 +1,11 @@
 """The checks at the end of a run: readers, logs, entries, database and offsets agree with the history."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.sim import checkers
-from harness.sim.actors.batches import SharedWriters
 from harness.sim.actors.dual_write import SimDatabase
 from harness.sim.actors.reader import ReadCommittedReader
-from harness.sim.actors.units import UnitEvidence, check_units, count_rows
 from harness.sim.actors.workers import TransactionWorker
 from harness.sim.broker_view import BrokerReports, BrokerView
 from harness.sim.disk_image import PARTITIONS
@@ -40,7 +38,6 @@ class FinalChecks:
     network: SimNetwork
     database: SimDatabase
     workers: Sequence[TransactionWorker]
-    batches: SharedWriters | None
     reader: ReadCommittedReader
     anew: ReadCommittedReader
 
@@ -103,20 +100,11 @@ class FinalChecks:
         else:
             violations += checkers.check_atomic(history, visible)
             violations += checkers.check_database(history, self.database, visible, self.reports.forced_causes)
-            violations += self._check_units(visible)
             await self._check_offsets()
         for violation in violations:
             history.report(violation)
         self.view.check_stable_offsets(PARTITIONS)
         self.reports.collect_errors()
-
-    def _check_units(self, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
-        """Check the units of callers that share dual writes [DW-14]."""
-        if self.batches is None:
-            return
-        excused_texts = self.history.may_be_deleted | self.history.texts_in_aborted_partitions()
-        evidence = UnitEvidence(visible, count_rows(self.batches.server.unit_rows), excused_texts)
-        yield from check_units(self.batches.units, evidence)
 
     async def _compare_readers(self, visible: Mapping[TopicPartition, list[str]]) -> None:
         """Compare what readers were shown, all along and now, with what the batches come to (1)."""

@@ -12,12 +12,10 @@ from random import Random
 
 from harness.sim import checkers
 from harness.sim.actors.administrators import SimAdministrator
-from harness.sim.actors.batches import SharedWriters
 from harness.sim.actors.clients import ClientProfile, SimProducer, draw_profiles
 from harness.sim.actors.dual_write import SimDatabase
 from harness.sim.actors.members import SimGroup
 from harness.sim.actors.reader import ReadCommittedReader
-from harness.sim.actors.units import BatchCounts
 from harness.sim.actors.workers import SharedState, TransactionWorker
 from harness.sim.broker_view import BrokerReports, BrokerView
 from harness.sim.cluster_setup import ClusterSetup
@@ -54,7 +52,6 @@ class SimulationResult:
     unknown: int = 0
     requests: int = 0
     digest: int = 0  # the same in every run of the seed
-    batches: BatchCounts = field(default_factory=BatchCounts)
 
 
 class Simulation:
@@ -91,7 +88,7 @@ class Simulation:
         self.database = SimDatabase()
         self.result = SimulationResult(seed)
         level = self.random.choice((2, 2, 2, 2, 1, 0)) if kinds is None else 2
-        level = 2 if faults.fresh_disk or faults.batches is not None else level
+        level = 2 if faults.fresh_disk else level
         self.machine = self._create_machine(level)
         self.network = self._create_network(Random(seed + 2))
         self._setup = ClusterSetup(self.machine, self.network, self.history, level)
@@ -107,7 +104,6 @@ class Simulation:
             TransactionWorker(owner, kind, self.random.randint(1, 4), PARTITIONS, shared_state)
             for owner, kind in (draw_profiles(self.random, level) if kinds is None else kinds).items()
         ]
-        self.batches = self._create_batches()
         self._disk = self._create_failing_disk()
         self._view = BrokerView(self.machine, self._disk, self.history)
         self._reports = BrokerReports(self.machine, self.history, may_lose=faults.may_lose_acknowledged)
@@ -148,19 +144,6 @@ class Simulation:
             self._check_exchange,
         ]
         return network
-
-    def _create_batches(self) -> SharedWriters | None:
-        if self.faults.batches is None:
-            return None
-        return SharedWriters(
-            plan=self.faults.batches,
-            faults=self.faults,
-            random=Random(f"{FaultKind.BATCHES.value} run {self.seed}"),
-            network=self.network,
-            history=self.history,
-            decisions=self.database,
-            clock=self.time,
-        )
 
     def _create_failing_disk(self) -> FailingDisk:
         disk = FailingDisk(
@@ -219,9 +202,6 @@ class Simulation:
         self.result.unknown = reported_outcomes.count(None)
         self.result.violations = self.history.violations
         self.result.digest = self.network.digest
-        if self.batches is not None:
-            self.result.batches = self.batches.counts
-            self.batches.end()
         self.machine.loop.kill()
         self.clients.kill()
         return self.result
@@ -243,7 +223,6 @@ class Simulation:
             network=self.network,
             database=self.database,
             workers=self.workers,
-            batches=self.batches,
             reader=self._reader,
             anew=self._create_reader("reader anew"),
         )
@@ -272,8 +251,6 @@ class Simulation:
         for number, at in enumerate(self.faults.terminations_at_s):
             client_tasks.append(self.clients.create_task(self._terminate(at, number)))
         client_tasks += [self.clients.create_task(work) for work in self._administrator_tasks()]
-        if self.batches is not None:
-            client_tasks.append(self.clients.create_task(self.batches.run()))
         if self.faults.upgrade_at_s is not None and self._setup.transaction_version < 2:
             client_tasks.append(self.clients.create_task(self._setup.upgrade(self.faults.upgrade_at_s)))
         for task in client_tasks:
@@ -309,8 +286,6 @@ class Simulation:
             self._reports.collect()
         for worker in self.workers:
             await worker.finish()
-        if self.batches is not None:
-            await self.batches.finish()
         await self._wait_until_idle()
 
     async def _wait_until_idle(self) -> None:

@@ -55,8 +55,6 @@ DECISIVE = (
 DECISIVE_OF_RECOVERY = ("claim", "init", "complete")
 # What a killed payment leaves for the next recovery: undecided, decided, finished.
 LEFT_BY = ("record", "commit database", "commit") if LONG else ("commit database",)
-# The stores whose transactions can take back one unit of a batch.
-BATCH_KINDS = [each for each in KINDS if each not in ("rocksdb", "zookeeper")]
 _serial = itertools.count()
 
 # Each system once; SQLite without asyncio has a test with every step.
@@ -171,7 +169,6 @@ class Cell:
     bootstrap    where the test reads
     client       how a life connects, if otherwise
     before_life  called before every life
-    in_batches   pay by a batch of three units, of which the second raises
     wait         what a block waits for
     """
 
@@ -182,7 +179,6 @@ class Cell:
     lives: Lives
     client: Mapping[str, str] = field(default_factory=dict)
     before_life: Callable[[], None] = lambda: None
-    in_batches: bool = False
     wait: str = "committed"
     expected: list[int] = field(default_factory=list)
     strikes: list[crash_table.Struck] = field(default_factory=list)
@@ -205,11 +201,10 @@ class Cell:
         """A life that recovers and pays, killed at `strike`; what it committed is expected from now on."""
         self.before_life()
         n = next(self.payments)
-        pay = [10 * n + 1, -n, 10 * n + 2] if self.in_batches else n
-        life = self.lives.live(self.place, self.config, pay=pay, strike=strike, wait=self.wait)
+        life = self.lives.live(self.place, self.config, pay=n, strike=strike, wait=self.wait)
         # The one moment at which both halves are decided [DW-7].
         if "commit database" in life.done or DECISION_WRITTEN in life.done:
-            self.expected += [each for each in ([pay] if isinstance(pay, int) else pay) if each > 0]
+            self.expected.append(n)
         return life
 
     def recover(self, strike: Strike) -> Life:
@@ -293,12 +288,6 @@ def test_every_store(broker: EmbeddedBroker, lives: Lives, place: Place) -> None
 def test_every_step_beside_the_end(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
     """[DW-7] Blocks that wait for the decision alone: of the end only closing the writer hears."""
     cell = Cell(place, OURS, "2pc", broker.bootstrap_servers, lives, wait="decided")
-    check(cell, every_step=LONG)
-
-
-@pytest.mark.parametrize("kind", BATCH_KINDS if LONG else BATCH_KINDS[:2])
-def test_every_step_of_a_batch(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
-    cell = Cell(place, OURS, "2pc", broker.bootstrap_servers, lives, in_batches=True)
     check(cell, every_step=LONG)
 
 

@@ -16,7 +16,6 @@ from tests.support.dual_world import MakeWorld, World, worlds
 
 from tallystick import Admin, Consumer, Producer, aio
 from tallystick.dualwrite import CommitUnknown, DualWriter, Lease, WriteInDoubt, WriterPool
-from tallystick.dualwrite.blocking.unit import UnitTransaction
 from tallystick.dualwrite.blocking.writer import Transaction
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.dualwrite.transaction import DatabaseHalf
@@ -115,7 +114,7 @@ def test_a_writer_shows_how_its_writes_ended_and_how_long_each_phase_took(world:
     assert scrape(metrics)["tallystick_dual_write_writers", (SHOP,)] == 0
 
 
-def test_repetitions_and_batches_of_a_pool_are_counted(world: World) -> None:
+def test_repetitions_of_a_pool_are_counted(world: World) -> None:
     metrics = ClientMetrics()
     runs: list[int] = []
 
@@ -127,17 +126,11 @@ def test_repetitions_and_batches_of_a_pool_are_counted(world: World) -> None:
             conflict.sqlite_errorname = "SQLITE_BUSY"
             raise conflict
 
-    def unit(txn: UnitTransaction[SqlTransaction]) -> None:
-        insert(world, txn, 7)
-
     with WriterPool(world.store, world.config, 2, watch=metrics.watch_writes("shop")) as pool:
         pool.recover()
         pool.run(work, retries=2)
-        pool.run_batched(unit)
         shown = scrape(metrics)
         assert shown["tallystick_dual_write_retries_total", (SHOP,)] == 1
-        assert shown["tallystick_dual_write_batch_units_count", (SHOP,)] == 1
-        assert shown["tallystick_dual_write_batch_units_sum", (SHOP,)] == 1
         assert shown["tallystick_dual_write_writers", (SHOP,)] == 2
         eventually(lambda: scrape(metrics)["tallystick_dual_write_pool_free", (SHOP,)] == 2)
         with pool.writer():

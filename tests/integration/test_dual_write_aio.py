@@ -264,32 +264,3 @@ def test_the_events_of_a_session_are_those_of_a_commit(shop: Shop) -> None:
 
     shop.run(story, ["a"])
     assert seen == ["before_commit", "after_commit"]
-
-
-def test_tasks_share_one_transaction_and_a_cancelled_one_takes_back_its_own(shop: Shop) -> None:
-    """[DW-14]"""
-
-    async def story() -> None:
-        engine = await shop.engine()
-        store = AsyncSqlStore(engine)
-        await store.create()
-        running = asyncio.Event()
-
-        async def waits(unit: Any) -> None:
-            await shop.pay(unit, "cancelled")
-            running.set()
-            await asyncio.Event().wait()
-
-        async with aio.WriterPool(store, shop.config, 1) as pool:
-            await pool.recover()
-            first = asyncio.create_task(pool.run_batched(lambda unit: shop.pay(unit, "a")))
-            stuck = asyncio.create_task(pool.run_batched(waits))
-            last = asyncio.create_task(pool.run_batched(lambda unit: shop.pay(unit, "c")))
-            await running.wait()
-            stuck.cancel()
-            await asyncio.gather(first, last)
-            with pytest.raises(asyncio.CancelledError):
-                await stuck
-        await engine.dispose()
-
-    shop.run(story, ["a", "c"])

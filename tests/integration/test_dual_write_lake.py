@@ -1,4 +1,4 @@
-"""Dual writes into a Delta table and a topic: blocks, units, retries, doubts and rivals."""
+"""Dual writes into a Delta table and a topic: blocks, retries, doubts and rivals."""
 
 import asyncio
 import errno
@@ -19,7 +19,6 @@ from tests.support.raw_producer import committed_values, make_topic
 from tallystick.client.errors import NotSupported
 from tallystick.dualwrite import (
     AsyncDeltaStore,
-    Batching,
     DeltaStore,
     DualWriter,
     Fenced,
@@ -42,7 +41,6 @@ from tallystick.testing import EmbeddedBroker, eventually
 pytestmark = pytest.mark.server
 
 SCHEMA = pa.schema([("n", pa.int64())])
-PATIENT = Batching(max_batch_wait_ms=600_000)
 
 
 @pytest.fixture(scope="module")
@@ -386,34 +384,6 @@ def test_others_write_and_compact_between_a_crash_and_the_recovery(world: LakeWo
     writer.close()
 
 
-# ------------------------------------------------------------------------------------------------ units
-
-
-def test_units_share_a_version_and_one_that_raises_leaves_no_row(world: LakeWorld) -> None:
-    """[DW-14] Rows of a unit are kept back with its records, and dropped with them."""
-    everyone = threading.Barrier(8)
-
-    def call(pool: WriterPool[Any], n: int) -> None:
-        def work(unit: Any) -> None:
-            world.pay(unit, n)
-            if n % 4 == 3:
-                raise ZeroDivisionError(n)
-
-        everyone.wait(60)
-        with suppress(ZeroDivisionError):
-            pool.run_batched(work)
-
-    with WriterPool(world.open_store(), world.config, size=2, batching=PATIENT) as pool:
-        pool.recover()
-        before = DeltaTable(world.place).version()
-        with ThreadPoolExecutor(8) as threads:
-            for future in [threads.submit(call, pool, n) for n in range(8)]:
-                future.result(120)
-        versions = DeltaTable(world.place).version() - before
-    assert world.agrees_on([0, 1, 2, 4, 5, 6])
-    assert 1 <= versions <= 6
-
-
 def test_a_pool_of_ids_writes_one_table(world: LakeWorld) -> None:
     """Each id has an entry of its own; they take turns at the versions."""
     with WriterPool(world.open_store(), world.config, size=4) as pool:
@@ -442,29 +412,6 @@ def test_the_asyncio_writer(world: LakeWorld) -> None:
 
     asyncio.run(live())
     assert world.agrees_on([1])
-
-
-def test_asyncio_units_share_versions(world: LakeWorld) -> None:
-    async def live() -> None:
-        async with aio.WriterPool(
-            AsyncDeltaStore(world.place), world.config, size=2, batching=PATIENT
-        ) as pool:
-            await pool.recover()
-
-            async def call(n: int) -> None:
-                async def work(unit: Any) -> None:
-                    await unit.handle.append([{"n": n}])
-                    await unit.send(world.topic, str(n).encode())
-                    if n % 4 == 3:
-                        raise ZeroDivisionError
-
-                with suppress(ZeroDivisionError):
-                    await pool.run_batched(work)
-
-            await asyncio.gather(*map(call, range(8)))
-
-    asyncio.run(live())
-    assert world.agrees_on([0, 1, 2, 4, 5, 6])
 
 
 @pytest.mark.parametrize("step", ["_append", "append"])

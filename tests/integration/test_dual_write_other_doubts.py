@@ -11,8 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from tests.support.dual_world import World, worlds
 
-from tallystick.dualwrite import AsyncSqlStore, NotCommitted, Outcome, SqlStore, WriteInDoubt, WriterPool, aio
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite import AsyncSqlStore, Outcome, WriteInDoubt, aio
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
@@ -94,27 +93,3 @@ def test_nor_is_a_run_of_an_asyncio_writer(world: World, doubt: WriteInDoubt) ->
 
     asyncio.run(run())
     assert world.check() == []
-
-
-def test_nor_is_a_batch(world: World, doubt: WriteInDoubt) -> None:
-    """[DW-14]"""
-    failures: list[Exception] = [NotCommitted(doubt)]
-
-    def watch(_: int, step: RecipeStep, done: bool) -> None:
-        if step.name == "commit database" and failures and not done:
-            raise failures.pop()
-
-    def pay(unit: Any) -> str:
-        unit.connection.execute(insert(world))
-        unit.send(world.topic, b"mine")
-        return "paid"
-
-    with WriterPool(SqlStore(world.make_engine()), world.config, 1, watch=watch) as pool:
-        pool.recover()
-        if doubt.outcome() is Outcome.NOT_COMMITTED:  # then it may be run again
-            assert pool.run_batched(pay) == "paid"
-        else:
-            with pytest.raises(WriteInDoubt) as raised:
-                pool.run_batched(pay)
-            assert raised.value is doubt
-    assert world.check() == (["mine"] if doubt.outcome() is Outcome.NOT_COMMITTED else [])

@@ -36,9 +36,9 @@ from tallystick.dualwrite import (
     WriterPool,
     aio,
 )
-from tallystick.dualwrite.batch_rules import start_driver
 from tallystick.dualwrite.blocking import leases
 from tallystick.dualwrite.blocking.leases import LeaseKeeper
+from tallystick.dualwrite.pool_rules import start_background
 from tallystick.dualwrite.recipes import StepCallback
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.dualwrite.writer_life import WriterState
@@ -334,12 +334,12 @@ def test_upkeep_goes_on_although_it_ended_before_its_start_had_returned(
     ended: list[str] = []
 
     def start_and_lose_the_processor(name: str, drive: Callable[[], None]) -> Thread:
-        thread = start_driver(name, drive)
+        thread = start_background(name, drive)
         thread.join(60)
         ended.append(name)
         return thread
 
-    monkeypatch.setattr(leases, "start_driver", start_and_lose_the_processor)
+    monkeypatch.setattr(leases, "start_background", start_and_lose_the_processor)
     for count in (1, 2, 3):
         keeper_of(live)._wake.set()
         eventually(lambda count=count: len(ended) >= count)

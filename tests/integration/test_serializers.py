@@ -26,7 +26,7 @@ from tests.support.reading import committed_records
 import tallystick
 from tallystick import Consumer, Producer, TopicPartition
 from tallystick.client.serializers import SerializationContext
-from tallystick.dualwrite import AsyncSqlStore, DualWriter, SqlStore, WriterPool
+from tallystick.dualwrite import AsyncSqlStore, DualWriter, SqlStore
 from tallystick.dualwrite import aio as dualwrite_aio
 from tallystick.errors import DeserializationFailed, IllegalState, SerializationFailed
 from tallystick.testing import EmbeddedBroker, SchemaRegistry
@@ -311,15 +311,6 @@ def test_the_same_is_true_of_an_awaited_writer(
 
     assert asyncio.run(story()) == ["o-1"]
     assert len(committed_records(config(broker), topic)) == 1
-
-
-def test_a_unit_whose_serializer_fails_fails_alone(shop: Shop) -> None:
-    with WriterPool(shop.store, shop.config, 1) as pool:
-        pool.recover()
-        with pytest.raises(SerializationFailed, match="cents"):
-            pool.run_batched(lambda unit: shop.pay(unit, BAD))
-        pool.run_batched(lambda unit: shop.pay(unit, ORDER))
-    assert (shop.rows(), shop.sent()) == (["o-1"], 1)
 
 
 def test_a_subject_strategy_of_confluents_is_followed(

@@ -171,26 +171,6 @@ def test_a_session_that_did_nothing_has_nothing_to_hear(shop: Shop, heard: list[
     assert heard == []
 
 
-def test_the_units_of_a_batch(shop: Shop, heard: list[str]) -> None:
-    """Each has a session of its own, and hears what becomes of its own rows; what fails runs twice."""
-
-    def fail(unit: Any) -> None:
-        shop.pay(unit, "fails")
-        raise ZeroDivisionError
-
-    shop.pool.run_batched(lambda unit: shop.pay(unit, "a"))
-    with pytest.raises(ZeroDivisionError):
-        shop.pool.run_batched(fail)
-    assert heard == ["a after_commit", *2 * ["fails after_rollback", "fails after_soft_rollback"]]
-
-
-def test_units_that_run_again_hear_of_both(shop: Shop, heard: list[str]) -> None:
-    shop.failure = NotCommitted(ValueError("a deferred constraint of another unit"))
-    shop.fails_at = "before commit database"
-    shop.pool.run_batched(lambda unit: shop.pay(unit, "a"))
-    assert heard == ["a after_rollback", "a after_soft_rollback", "a after_commit"]
-
-
 def test_the_same_with_asyncio(broker: EmbeddedBroker, tmp_path: Path, heard: list[str]) -> None:
     shop = Shop(broker, tmp_path, is_async=True)
 
@@ -207,15 +187,6 @@ def test_the_same_with_asyncio(broker: EmbeddedBroker, tmp_path: Path, heard: li
             await pool.run(lambda txn: pay(txn, "a"))
             with pytest.raises(ZeroDivisionError):
                 await pool.run(lambda txn: pay(txn, "fails"))
-            await pool.run_batched(lambda txn: pay(txn, "b"))
-            with pytest.raises(ZeroDivisionError):
-                await pool.run_batched(lambda txn: pay(txn, "fails too"))
 
     asyncio.run(told())
-    assert heard == [
-        "a after_commit",
-        "fails after_rollback",
-        "fails after_soft_rollback",
-        "b after_commit",
-        *2 * ["fails too after_rollback", "fails too after_soft_rollback"],
-    ]
+    assert heard == ["a after_commit", "fails after_rollback", "fails after_soft_rollback"]

@@ -16,7 +16,6 @@ from opentelemetry.instrumentation.sqlalchemy import SQLAlchemyInstrumentor
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import StatusCode
 from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from tests.support.dual_world import new_name
@@ -26,9 +25,7 @@ from tests.support.traces import (
     attributes_of,
     context_of,
     dedent_tree,
-    headers_of,
     linked_traces,
-    trace_of,
     traced,
 )
 
@@ -40,17 +37,14 @@ from tallystick.dualwrite import (
     IdempotencyKey,
     SqlStore,
     WriteInDoubt,
-    WriterPool,
     aio,
     consume_into,
 )
-from tallystick.dualwrite.rules.batching import Batching
 from tallystick.otel import process
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
 
-PATIENT = Batching(max_batch_wait_ms=600_000)
 OUTCOME = "tallystick.outcome"
 
 
@@ -415,77 +409,6 @@ def test_work_that_was_done_before_is_no_error(shop: Shop, traces: Traces) -> No
     assert attributes_of(write)[OUTCOME] == "aborted"
     assert write.status.status_code is StatusCode.UNSET
     assert "\n  claim key\n" in traces.tree()
-
-
-# ----------------------------------------------------------------------------- batches
-
-
-def test_the_callers_of_a_batch_and_their_shared_write_link_to_each_other(
-    broker: EmbeddedBroker, shop: Shop, traces: Traces
-) -> None:
-    with WriterPool(shop.store, shop.config, 1, batching=PATIENT) as pool:
-        pool.recover()
-        traces.clear()
-
-        def call(n: int) -> None:
-            with traces.tracer.start_as_current_span(f"request {n}"):
-                pool.run_batched(lambda txn: shop.pay(txn, n))
-
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(call, range(4)))
-    writes = {context_of(span).trace_id: span for span in traces.named("dual write")}
-    units = traces.named("dual write unit")
-    assert len(units) == 4
-    requests = {context_of(traces.one(f"request {n}")).trace_id for n in range(4)}
-    assert {context_of(unit).trace_id for unit in units} == requests
-    assert not requests & writes.keys(), "a shared write belongs to no single caller"
-    for unit in units:
-        (shared,) = linked_traces(unit)
-        assert context_of(unit).trace_id in linked_traces(writes[shared])
-        assert attributes_of(unit)[OUTCOME] == "committed"
-    records = shop.read(broker, 4)
-    assert {trace_of(headers_of(record)["traceparent"]) for record in records} == requests
-
-
-def test_asyncio_callers_of_a_batch_have_their_own_traces(
-    broker: EmbeddedBroker, shop: Shop, traces: Traces
-) -> None:
-    async def call(pool: Any, n: int) -> None:
-        async def work(txn: Any) -> None:
-            await txn.session.execute(text("INSERT INTO paid VALUES (:n)"), {"n": n})
-            await txn.send(shop.name, str(n).encode())
-
-        with traces.tracer.start_as_current_span(f"request {n}"):
-            await pool.run_batched(work)
-
-    async def call_all() -> None:
-        engine = create_async_engine(shop.url.replace("sqlite:", "sqlite+aiosqlite:"), poolclass=NullPool)
-        store = AsyncSqlStore(engine)
-        async with aio.WriterPool(store, shop.config, 1, batching=PATIENT) as pool:
-            await pool.recover()
-            traces.clear()
-            await asyncio.gather(*(call(pool, n) for n in range(3)))
-        await engine.dispose()
-
-    asyncio.run(call_all())
-    requests = {context_of(traces.one(f"request {n}")).trace_id for n in range(3)}
-    assert len(requests) == 3
-    assert {context_of(unit).trace_id for unit in traces.named("dual write unit")} == requests
-    assert not requests & {context_of(span).trace_id for span in traces.named("dual write")}
-    records = shop.read(broker, 3)
-    assert {trace_of(headers_of(record)["traceparent"]) for record in records} == requests
-
-
-def test_a_unit_that_fails_is_aborted_and_its_neighbour_committed(shop: Shop, traces: Traces) -> None:
-    with WriterPool(shop.store, shop.config, 1, batching=PATIENT) as pool:
-        pool.recover()
-        pool.run_batched(lambda txn: shop.pay(txn, 1))
-        traces.clear()
-        with pytest.raises(IntegrityError):
-            pool.run_batched(lambda txn: shop.pay(txn, 1))
-        pool.run_batched(lambda txn: shop.pay(txn, 2))
-    outcomes = [attributes_of(unit)[OUTCOME] for unit in traces.named("dual write unit")]
-    assert outcomes == ["aborted", "committed"]
 
 
 # ---------------------------------------------------------------------------- consumption

@@ -42,7 +42,6 @@ SHARED_CLASS_NAMES = {
     "Producer",
     "RebalanceListener",
     "Transaction",
-    "UnitTransaction",
     "Verdict",
     "WriterPool",
 }

@@ -16,9 +16,7 @@ import os
 import pickle
 import signal
 import sys
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from tests.support import dual_write_stores as stores
@@ -27,14 +25,8 @@ from tests.support.lake_effects import announce_effects
 from tests.support.servers import do_without_tls
 
 from tallystick.dualwrite import DualWriter, aio
-from tallystick.dualwrite.aio import batches as aio_batches
-from tallystick.dualwrite.blocking.batches import BatchRunner
 from tallystick.dualwrite.recipes import RecipeStep
-from tallystick.dualwrite.rules.batching import Batching
 from tallystick.protocol import compile as codecs
-from tallystick.testing import eventually
-
-PATIENT = Batching(max_batch_wait_ms=600_000)
 
 
 def _say(**what: object) -> None:
@@ -65,71 +57,6 @@ def _tell(report: Any) -> None:
         _say(found=[each.finding.name, each.action])
 
 
-class _Unpaid(Exception):
-    """Raised by the unit of a batch that is to be taken back."""
-
-
-def _pay_in_batch(writer: Any, place: Any, topic: str, units: list[int], watch: _Watch) -> None:
-    """Pay by one unit for each number, in one batch; those with a negative number are taken back."""
-    all_wait = threading.Event()
-
-    @contextmanager
-    def lend() -> Iterator[Any]:
-        all_wait.wait()
-        yield writer
-
-    def pay(number: int) -> None:
-        def work(unit: Any) -> None:
-            watch.step("write rows", False)
-            stores.write(place.kind, unit.handle, number)
-            watch.step("write rows", True)
-            unit.send(topic, str(number).encode())
-            if number < 0:
-                raise _Unpaid
-
-        with suppress(_Unpaid):
-            runner.run(work)
-
-    runner = BatchRunner(lend, PATIENT, driver_count=1)
-    callers = [threading.Thread(target=pay, args=(number,)) for number in units]
-    for count, caller in enumerate(callers, 1):
-        caller.start()
-        eventually(lambda count=count: runner.waiting_count == count)
-    all_wait.set()
-    for caller in callers:
-        caller.join()
-    runner.close()
-
-
-async def _pay_in_batch_async(writer: Any, place: Any, topic: str, units: list[int], watch: _Watch) -> None:
-    all_wait = asyncio.Event()
-
-    @asynccontextmanager
-    async def lend() -> AsyncIterator[Any]:
-        await all_wait.wait()
-        yield writer
-
-    async def pay(number: int) -> None:
-        async def work(unit: Any) -> None:
-            watch.step("write rows", False)
-            await stores.write(place.kind, unit.handle, number)
-            watch.step("write rows", True)
-            await unit.send(topic, str(number).encode())
-            if number < 0:
-                raise _Unpaid
-
-        with suppress(_Unpaid):
-            await runner.run(work)
-
-    runner: Any = aio_batches.AsyncBatchRunner(lend, PATIENT, driver_count=1)
-    callers = [asyncio.create_task(pay(number)) for number in units]
-    while runner.waiting_count < len(units):  # noqa: ASYNC110 - each caller needs one turn to add its unit
-        await asyncio.sleep(0)
-    all_wait.set()
-    await asyncio.gather(*callers)
-    await runner.close()
-
-
 def _pay(place: Any, topic: str, watch: _Watch, txn: Any, number: int) -> int:
     watch.step("write rows", False)
     stores.write(place.kind, txn.database.handle, number)
@@ -158,9 +85,7 @@ def _live(place: Any, told: dict[str, Any], watch: _Watch) -> None:
     with stores.opened(place) as store, DualWriter(store, config, wait=told["wait"], watch=watch) as writer:
         for _ in range(told["recoveries"]):
             _tell(writer.recover())
-        if isinstance(pay, list):
-            _pay_in_batch(writer, place, topic, pay, watch)
-        elif told["keyed"]:
+        if told["keyed"]:
             paying = writer.transactional(idempotency_key=lambda number: str(number), scope=topic)
             assert paying(lambda txn, number: _pay(place, topic, watch, txn, number))(pay) == pay
         elif pay is not None:
@@ -177,9 +102,7 @@ async def _live_async(place: Any, told: dict[str, Any], watch: _Watch) -> None:
     ):
         for _ in range(told["recoveries"]):
             _tell(await writer.recover())
-        if isinstance(pay, list):
-            await _pay_in_batch_async(writer, place, topic, pay, watch)
-        elif told["keyed"]:
+        if told["keyed"]:
             paying = writer.transactional(idempotency_key=lambda number: str(number), scope=topic)
             assert await paying(lambda txn, number: _pay_async(place, topic, watch, txn, number))(pay) == pay
         elif pay is not None:

@@ -55,15 +55,13 @@ class Lives:
         place: Any,
         config: Mapping[str, object],
         *,
-        pay: int | list[int] | None = None,
+        pay: int | None = None,
         keyed: bool = False,
         recoveries: int = 1,
         strike: Strike | None = None,
         wait: str = "committed",
     ) -> Life:
         """Run a life: recover, then make payment number `pay`; it is killed at `strike` if it gets there.
-
-        A list of numbers is paid by as many units of one batch; those below 0 are taken back.
 
         Args:
             wait: what a block waits for.

@@ -16,7 +16,6 @@ from rich.console import Console
 from tools.bench import (
     clients,
     dual_write,
-    dual_write_callers,
     report,
     report_transactions,
     security,
@@ -174,14 +173,12 @@ def measure_lake_writes(say: Console, command: str, repeats: int, *, quick: bool
 
 
 def measure_dual_writes(say: Console, command: str, repeats: int, *, quick: bool) -> str:
-    """Measure dual writes beside a plain commit and an outbox, and return the page's new sections."""
+    """Measure dual writes beside a plain commit and an outbox, and return the page's new section."""
     results = dual_write.DualResults(command)
-    of_callers = dual_write_callers.CallersResults(command)
     for _ in range(repeats):
         with dual_write.start_servers() as (server, broker):
             dual_write.measure(results, say, server, broker, quick=quick)
-            dual_write_callers.measure(of_callers, say, server, broker, quick=quick)
-    return f"{dual_write.write(results)}\n{dual_write_callers.write(of_callers)}"
+    return dual_write.write(results)
 
 
 def measure_security(say: Console, command: str, repeats: int, *, quick: bool) -> str:

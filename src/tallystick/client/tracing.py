@@ -41,9 +41,6 @@ class ClientTracer(Protocol):
     ) -> SendTrace:
         """Return the trace of a call that sends; see `trace_send` below. For one record `count` is None."""
 
-    def carry_caller(self, topic: str, headers: HeaderPairs) -> tuple[tuple[str, bytes | None], ...]:
-        """Return headers that name the current trace, for a record that another thread or task will send."""
-
     def trace_call(self, call: str, transactional_id: str) -> AbstractContextManager[object]:
         """Trace a call on a transaction: a key of `otel.conventions.CALL_NAMES`."""
 
@@ -102,11 +99,6 @@ def trace_send(client_id: str, topic: str | None, headers: HeaderPairs | None, c
         if (now := tracer) is None
         else now.trace_send(client_id, topic, headers, count)
     )
-
-
-def carry_caller(topic: str, headers: HeaderPairs) -> tuple[tuple[str, bytes | None], ...]:
-    """Return the headers of a record that is sent later, with the current trace if there is a tracer."""
-    return tuple(headers) if (now := tracer) is None else now.carry_caller(topic, headers)
 
 
 def trace_call(call: str, transactional_id: str) -> AbstractContextManager[object]:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from tallystick.dualwrite import aio
     from tallystick.dualwrite.blocking.consume import consume_into
     from tallystick.dualwrite.blocking.pool import WriterPool
-    from tallystick.dualwrite.blocking.unit import UnitTransaction
     from tallystick.dualwrite.blocking.writer import DualWriter, Transaction
     from tallystick.dualwrite.errors import (
         BadResult,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
         UnsafeStore,
         WriteInDoubt,
     )
-    from tallystick.dualwrite.rules.batching import Batching
     from tallystick.dualwrite.rules.idempotency import IdempotencyKey
     from tallystick.dualwrite.rules.lease_rules import Lease
     from tallystick.dualwrite.rules.recovery import Finding, Report, Verdict
@@ -59,7 +57,6 @@ __all__ = [
     "BadResult",
     "BadRow",
     "BadStore",
-    "Batching",
     "CommitUnknown",
     "DataLoss",
     "DatabaseBehind",
@@ -88,7 +85,6 @@ __all__ = [
     "TooLate",
     "Torn",
     "Transaction",
-    "UnitTransaction",
     "UnsafeStore",
     "Verdict",
     "WriteInDoubt",
@@ -105,7 +101,6 @@ if not TYPE_CHECKING:
             "ForeignCluster Halted LeaseLost LogBehind NoFreeId NotCommitted NotRecovered NotVisible "
             "NotYours Outcome TooLate Torn UnsafeStore WriteInDoubt"
         ),
-        "rules.batching": "Batching",
         "blocking.consume": "consume_into",
         "rules.idempotency": "IdempotencyKey",
         "rules.lease_rules": "Lease",
@@ -119,7 +114,6 @@ if not TYPE_CHECKING:
         "stores.sql": "SqlStore",
         "stores.sql_async": "AsyncSqlStore",
         "stores.zookeeper": "ZooKeeperStore",
-        "blocking.unit": "UnitTransaction",
         "blocking.writer": "DualWriter Transaction",
     }
     __getattr__ = _lazy.attributes(

@@ -6,9 +6,9 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import Empty, LifoQueue
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tallystick.client.errors import BrokerRefused
 from tallystick.client.errors import Fenced as FencedInKafka
@@ -158,6 +158,17 @@ async def wait_event_async(event: asyncio.Event, limit_s: float) -> None:
         await asyncio.wait_for(event.wait(), limit_s)
     except TimeoutError:
         pass
+
+
+def start_background(name: str, run: Callable[[], None]) -> threading.Thread:
+    """Start a background thread, which does not keep the process from ending."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def start_background_async(name: str, run: Callable[[], Any]) -> "asyncio.Task[None]":
+    return asyncio.get_running_loop().create_task(run(), name=name)
 
 
 def join_within(driver: threading.Thread, limit_s: float) -> None:

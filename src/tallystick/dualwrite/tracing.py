@@ -24,7 +24,7 @@ class BlockView(Protocol):
 
 
 class BlockTrace(Protocol):
-    """A dual write, a recovery, one of its ids, or a unit of a batch: a context manager around it."""
+    """A dual write, a recovery, or one of its ids: a context manager around it."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: object, exc: BaseException | None, trace: object, /) -> None: ...
@@ -41,9 +41,6 @@ class BlockTrace(Protocol):
     def set_finding(self, finding: str, action: str) -> None:
         """Note what a recovery found, and what it did."""
 
-    def join_current(self) -> None:
-        """Link this unit and the dual write that is open in this thread or task to each other."""
-
 
 class WriteTracer(Protocol):
     """A tracer of dual writes."""
@@ -57,17 +54,11 @@ class WriteTracer(Protocol):
     def trace_finish(self, transactional_id: str) -> BlockTrace:
         """Trace the end of one id's transaction in a recovery."""
 
-    def trace_unit(self) -> BlockTrace:
-        """Trace one caller's unit of a batch, from its call to its outcome."""
-
     def trace_consumed(self, group: str, records: Sequence[ConsumerRecord]) -> BlockTrace:
         """Trace records and their rows being processed in one database transaction."""
 
     def trace_step(self, name: str, database_system: str) -> AbstractContextManager[object]:
         """Trace a step of the recipe, if it is one on the database."""
-
-    def leave_caller(self) -> AbstractContextManager[object]:
-        """Begin a new trace in the block: what runs in it belongs to no single caller."""
 
 
 class _UntracedBlock:
@@ -89,9 +80,6 @@ class _UntracedBlock:
         pass
 
     def set_finding(self, finding: str, action: str) -> None:
-        pass
-
-    def join_current(self) -> None:
         pass
 
 
@@ -116,19 +104,9 @@ def trace_finish(transactional_id: str) -> BlockTrace:
     return UNTRACED if (now := tracer) is None else now.trace_finish(transactional_id)
 
 
-def trace_unit() -> BlockTrace:
-    """Trace one caller's unit of a batch, if there is a tracer."""
-    return UNTRACED if (now := tracer) is None else now.trace_unit()
-
-
 def trace_consumed(group: str, records: Sequence[ConsumerRecord]) -> BlockTrace:
     """Trace the processing of records, if there are any and a tracer."""
     return UNTRACED if (now := tracer) is None or not records else now.trace_consumed(group, records)
-
-
-def leave_caller() -> AbstractContextManager[object]:
-    """Begin a new trace in the block, if there is a tracer."""
-    return UNTRACED if (now := tracer) is None else now.leave_caller()
 
 
 def get_database_system(store: object) -> str:

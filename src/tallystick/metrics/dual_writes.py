@@ -3,7 +3,7 @@
     pool = WriterPool(store, config, size=8, watch=metrics.watch_writes("payments"))
 
 An observer is given as `watch` and costs nothing where there is none. It hears of every step of the recipe,
-and of what is no step: how a write ended, recoveries, repetitions, batches, leases. It is called in the
+and of what is no step: how a write ended, recoveries, repetitions, leases. It is called in the
 threads that write, so it must be quick and may not raise.
 """
 
@@ -28,7 +28,6 @@ class WriteEvent(Enum):
     RECOVERED = "recovered"
     RECOVERY_FAILED = "recovery_failed"
     RETRIED = "retried"  # the work runs once more
-    BATCH = "batch"  # a batch was committed; the value is the number of its units
     LEASE_TAKEN = "lease_taken"
     LEASE_LOST = "lease_lost"  # or its halves contradict each other: the id is given up for another one
     LEASE_EXPIRED = "lease_expired"  # of another process, whose id is recovered for it
@@ -54,7 +53,6 @@ class WriteObserver(Protocol):
 
 
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-UNITS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 OTHER_STEP: Final = "other"
 STEPS: Final = frozenset(
     {
@@ -85,7 +83,6 @@ WRITERS_UNSETTLED: Final = make_gauge(
     "dual_write_writers_unsettled", "Of these, those that need a recovery before the next write.", _BY_NAME
 )
 FREE: Final = make_gauge("dual_write_pool_free", "Writers of a pool that no caller uses.", _BY_NAME)
-WAITING: Final = make_gauge("dual_write_pool_waiting_units", "Units that wait for a batch.", _BY_NAME)
 LEASES_HELD: Final = make_gauge("dual_write_pool_leases", "Leases of ids that a pool holds.", _BY_NAME)
 
 _GAUGES: Final = {
@@ -93,7 +90,6 @@ _GAUGES: Final = {
     "writers-in-doubt": WRITERS_IN_DOUBT,
     "writers-unsettled": WRITERS_UNSETTLED,
     "pool-free": FREE,
-    "pool-waiting-units": WAITING,
     "pool-leases": LEASES_HELD,
 }
 
@@ -121,13 +117,6 @@ class WriteMeters:
         self.retries = library.Counter(
             "tallystick_dual_write_retries", "Repetitions of work that was not committed.", _BY_NAME, **own
         )
-        self.batch_units = library.Histogram(
-            "tallystick_dual_write_batch_units",
-            "Units of callers that shared a committed dual write.",
-            _BY_NAME,
-            buckets=UNITS,
-            **own,
-        )
         self.leases = library.Counter(
             "tallystick_dual_write_leases",
             "Leases that were taken; that were lost, or given up; that others had let expire.",
@@ -146,10 +135,7 @@ class WriteMeters:
 
     def collect(self) -> Iterator[Any]:
         """Yield what was counted, as prometheus_client's values."""
-        for metric in (
-            *(self.steps, self.writes, self.recoveries),
-            *(self.retries, self.batch_units, self.leases),
-        ):
+        for metric in (self.steps, self.writes, self.recoveries, self.retries, self.leases):
             yield from metric.collect()
 
     def read_gauges(self) -> Iterator[MetricReading]:
@@ -165,7 +151,6 @@ class WriteMeter:
     """The observer of the writers of one name."""
 
     def __init__(self, meters: WriteMeters, name: str) -> None:
-        self._batch_units = meters.batch_units.labels(name)
         self._retries = meters.retries.labels(name)
         self._outcomes = {each: meters.writes.labels(name, each.value) for each in _OUTCOMES}
         self._recoveries = {each: meters.recoveries.labels(name, text) for each, text in _RECOVERIES.items()}
@@ -181,9 +166,7 @@ class WriteMeter:
 
     def note(self, event: WriteEvent, value: float) -> None:
         """Count an event."""
-        if event is WriteEvent.BATCH:
-            self._batch_units.observe(value)
-        elif event is WriteEvent.RETRIED:
+        if event is WriteEvent.RETRIED:
             self._retries.inc(value)
         else:
             (self._outcomes | self._recoveries | self._leases)[event].inc(value)

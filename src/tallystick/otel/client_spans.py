@@ -57,18 +57,6 @@ class ClientSpans:
             self._spans, span, add_context(own_headers, set_span_in_context(span)) if is_own else own_headers
         )
 
-    def carry_caller(self, topic: str, headers: HeaderPairs) -> Headers:
-        """Report a record as created here, for a send that another thread or task will do."""
-        own_headers = tuple(headers)
-        if has_context(own_headers):
-            return own_headers
-        attributes = build_messaging_attributes("create", "create", topic)
-        span = self._spans.start(name_span("create", topic), SpanKind.PRODUCER, attributes)
-        try:
-            return add_context(own_headers, set_span_in_context(span))
-        finally:
-            self._spans.end(span)
-
     def trace_call(self, call: str, transactional_id: str) -> UnattachedScope:
         """Start the span of a call on a transaction."""
         name = CALL_NAMES[call]

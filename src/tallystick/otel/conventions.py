@@ -80,7 +80,6 @@ DATABASE_OPERATIONS: Final[Mapping[str, str]] = {
 
 DATABASE_STEPS: Final = frozenset(
     {
-        "begin unit",
         "check owner",
         "claim",
         "claim key",
@@ -88,7 +87,6 @@ DATABASE_STEPS: Final = frozenset(
         "read",
         "read offsets",
         "record",
-        "roll back unit",
         "settle",
         "store result",
     }
@@ -136,8 +134,8 @@ def judge_block(exc: BaseException | None, value: Outcome, *, has_begun: bool) -
     return TraceOutcome.COMMITTED if value is Outcome.COMMITTED else TraceOutcome.IN_DOUBT
 
 
-def judge_unit(exc: BaseException | None) -> TraceOutcome:
-    """Return the outcome of a unit of a batch, or of consumed records, by what its caller gets."""
+def judge_consumed(exc: BaseException | None) -> TraceOutcome:
+    """Return the outcome of consumed records, by what their caller gets."""
     if exc is None:
         return TraceOutcome.COMMITTED
     if isinstance(exc, Torn):

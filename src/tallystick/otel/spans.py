@@ -166,7 +166,3 @@ class UnattachedScope:
 def set_outcome(span: Span, outcome: TraceOutcome) -> None:
     """Set the attribute that tells how a transaction has ended."""
     span.set_attribute(OUTCOME, outcome.value)
-
-
-NO_PARENT: Final = Context()
-"""The context of a span that begins a trace."""

@@ -1,4 +1,4 @@
-"""Spans of dual writes, of their steps on the database, of recoveries, and of the units of a batch."""
+"""Spans of dual writes, of their steps on the database, and of recoveries."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,11 +27,11 @@ from tallystick.otel.conventions import (
     TraceOutcome,
     build_messaging_attributes,
     judge_block,
-    judge_unit,
+    judge_consumed,
     name_span,
 )
 from tallystick.otel.propagation import list_links, read_context, read_span_context
-from tallystick.otel.spans import NO_PARENT, AttachedContext, SpanScope, SpanStarter, set_outcome
+from tallystick.otel.spans import SpanScope, SpanStarter, set_outcome
 
 _NOTHING: Final = nullcontext()
 
@@ -74,10 +74,6 @@ class WriteSpans:
         span = self._spans.start("finish transaction", SpanKind.INTERNAL, {TRANSACTION_ID: transactional_id})
         return FinishSpan(self._spans, span, self._count_recovery)
 
-    def trace_unit(self) -> "BlockSpan":
-        """Start the span of a unit, from its caller's call to its outcome."""
-        return UnitSpan(self._spans, self._spans.start("dual write unit", SpanKind.INTERNAL, {}))
-
     def trace_consumed(self, group: str, records: Sequence[ConsumerRecord]) -> "BlockSpan":
         """Start the span of records that are processed in one transaction of a database."""
         topics = {record.topic for record in records}
@@ -91,7 +87,7 @@ class WriteSpans:
             links=list_links(records),
             parent=choose_parent(records),
         )
-        return UnitSpan(self._spans, span)
+        return ConsumedSpan(self._spans, span)
 
     def trace_step(self, name: str, database_system: str) -> AbstractContextManager[object]:
         """Start the span of a step on the database; other steps have none."""
@@ -102,10 +98,6 @@ class WriteSpans:
         if name in DATABASE_STEPS:
             return SpanScope(self._spans, self._spans.start(name, SpanKind.INTERNAL, {}))
         return _NOTHING
-
-    def leave_caller(self) -> AbstractContextManager[object]:
-        """Begin a trace of its own in the block."""
-        return AttachedContext(NO_PARENT)
 
 
 class BlockSpan(SpanScope):
@@ -139,15 +131,6 @@ class BlockSpan(SpanScope):
     def set_finding(self, finding: str, action: str) -> None:
         """Report what a recovery has found and done."""
         self._spans.guard(self.span.set_attributes, {FINDING: finding, ACTION: action})
-
-    def join_current(self) -> None:
-        """Link this span and the current one to each other."""
-        self._spans.guard(self._join, get_current_span())
-
-    def _join(self, shared: Span) -> None:
-        if shared.get_span_context().is_valid:
-            self.span.add_link(shared.get_span_context())
-            shared.add_link(self.span.get_span_context())
 
 
 class WriteSpan(BlockSpan):
@@ -196,13 +179,13 @@ class FinishSpan(BlockSpan):
         self._count(finding)
 
 
-class UnitSpan(BlockSpan):
-    """The span of a unit, or of consumed records, whose outcome is what its caller gets."""
+class ConsumedSpan(BlockSpan):
+    """The span of consumed records, whose outcome is what its caller gets."""
 
     __slots__ = ()
 
     def finish(self, exc: BaseException | None) -> None:
-        self._spans.guard(set_outcome, self.span, judge_unit(exc))
+        self._spans.guard(set_outcome, self.span, judge_consumed(exc))
         super().finish(exc)
 
 

@@ -65,7 +65,7 @@ class FakePool:
     """A pool that shows everything that one can show."""
 
     def metrics(self) -> dict[str, float]:
-        names = ("writers", "writers-in-doubt", "writers-unsettled", "pool-free", "pool-waiting-units")
+        names = ("writers", "writers-in-doubt", "writers-unsettled", "pool-free")
         return dict.fromkeys((*names, "pool-leases"), 1)
 
 

@@ -2,9 +2,8 @@
 
 Four writers take turns, so that whatever else the machine does meets all of them: a block with rows and a
 record, a block with rows alone, plain `write_deltalake` of the same rows (at least once, no topic, its file
-not synced), and the same with the file and the log entry synced. Then 16 callers at a time share the commits
-of a pool by `run_batched`, beside as many that append by themselves, again when delta-rs gives up. Printed
-are the times of a write, the processor time of this process, and commits and writes a second.
+not synced), and the same with the file and the log entry synced. Printed are the times of a write, the
+processor time of this process, and writes a second.
 """
 
 import argparse
@@ -13,22 +12,19 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import CommitFailedError
 
 from tallystick import Admin
 from tallystick.admin.topics import NewTopic
-from tallystick.dualwrite import DeltaStore, DualWriter, WriterPool
+from tallystick.dualwrite import DeltaStore, DualWriter
 from tallystick.testing import EmbeddedBroker
 
 SCHEMA: Final = pa.schema([("n", pa.int64()), ("customer", pa.string()), ("cents", pa.int64())])
 WARM_UP: Final = 5
-CALLERS: Final = 16
 TOPIC: Final = "payments"
 
 
@@ -104,51 +100,6 @@ def create_writer(place: Path, servers: str) -> DualWriter[Any]:
     return writer
 
 
-def measure_callers(folder: Path, servers: str, rounds: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Let callers write at the same time: each by itself, through `run_batched`, and by itself again."""
-    table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
-    plain, place = folder / "crowded", folder / "batched"
-    config = {"bootstrap.servers": servers, "transactional.id": "bench-batched", "linger.ms": 0}
-
-    def work(unit: Any) -> None:
-        unit.handle.append(table)
-        unit.send(TOPIC, b"paid")
-
-    def append() -> None:
-        while True:
-            try:
-                write_deltalake(plain, table, mode="append")
-            except CommitFailedError:  # 15 others were first
-                continue
-            return
-
-    with WriterPool(DeltaStore(place), config, size=2) as pool:
-        pool.recover()
-        run_callers("write_deltalake", plain, append, rounds)
-        run_callers("run_batched", place, lambda: pool.run_batched(work), rounds)
-        run_callers("write_deltalake", plain, append, rounds)
-
-
-def run_callers(name: str, place: Path, write: Callable[[], object], rounds: int) -> None:
-    times = Times(f"{name}, {CALLERS} callers")
-
-    def call(_: int) -> None:
-        for _ in range(rounds):
-            times.measure(write)
-
-    before = DeltaTable(place).version()
-    began, processor_began = time.perf_counter(), time.process_time()
-    with ThreadPoolExecutor(CALLERS) as threads:
-        list(threads.map(call, range(CALLERS)))
-    elapsed_s, processor_s = time.perf_counter() - began, time.process_time() - processor_began
-    count, versions = len(times.elapsed_ms), DeltaTable(place).version() - before
-    print(
-        f"{times.name:40} n {count:4}  p50 {statistics.median(times.elapsed_ms):6.1f} ms  "
-        f"{count / elapsed_s:6.1f} writes/s in {versions / elapsed_s:5.1f} commits/s  "
-        f"processor {1e3 * processor_s / count:5.1f} ms a write"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
@@ -160,10 +111,9 @@ def main() -> None:
         folder, servers = Path(name), broker.bootstrap_servers
         with Admin({"bootstrap.servers": servers}) as admin:
             admin.create_topics([NewTopic(name=TOPIC, partitions=1)]).all()
-        for table in ("both", "rows", "plain", "synced", "batched", "crowded"):
+        for table in ("both", "rows", "plain", "synced"):
             DeltaTable.create(folder / table, schema=SCHEMA)
         measure_turns(folder, servers, options.rounds, rows)
-        measure_callers(folder, servers, max(1, options.rounds // 4), rows)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ belong here.
 
 from tallystick.dualwrite.aio.consume import consume_into
 from tallystick.dualwrite.aio.pool import WriterPool
-from tallystick.dualwrite.aio.unit import UnitTransaction
 from tallystick.dualwrite.aio.writer import DualWriter, Transaction
 
-__all__ = ["DualWriter", "Transaction", "UnitTransaction", "WriterPool", "consume_into"]
+__all__ = ["DualWriter", "Transaction", "WriterPool", "consume_into"]

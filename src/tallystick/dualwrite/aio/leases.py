@@ -18,7 +18,6 @@ from typing import Any, Final, Generic, TypeVar
 from tallystick.client.errors import NotSupported
 from tallystick.dualwrite.aio.leased_store import AsyncLeasedStore
 from tallystick.dualwrite.aio.writer import DualWriter
-from tallystick.dualwrite.batch_rules import start_driver_async
 from tallystick.dualwrite.errors import (
     DatabaseBehind,
     Halted,
@@ -32,6 +31,7 @@ from tallystick.dualwrite.pool_rules import (
     describe_process,
     join_within_async,
     log_contradiction,
+    start_background_async,
     wait_event_async,
 )
 from tallystick.dualwrite.recipes import AsyncStepRunner
@@ -137,7 +137,7 @@ class AsyncLeaseKeeper(Generic[D]):
             raise NotRecovered(f"{self._base}: this pool is closed")
         self._holder = self._holder or secrets.token_hex(HOLDER_BYTES)
         if self._heartbeat is None:
-            self._heartbeat = start_driver_async(f"tallystick-leases-{self._base}", self._beat)
+            self._heartbeat = start_background_async(f"tallystick-leases-{self._base}", self._beat)
         ids: list[RecoveredId] = []
         async with self._fill_lock:
             for leased in list(self._held.values()):
@@ -281,7 +281,7 @@ class AsyncLeaseKeeper(Generic[D]):
             if not self._is_upkeep_running:
                 # Not told by `_upkeep`: a thread may have ended before it is assigned here.
                 self._is_upkeep_running = True
-                self._upkeep = start_driver_async(f"tallystick-upkeep-{self._base}", self._run_upkeep)
+                self._upkeep = start_background_async(f"tallystick-upkeep-{self._base}", self._run_upkeep)
         _release_thread(self._store)
 
     async def renew(self) -> bool:

@@ -8,9 +8,7 @@ from types import TracebackType
 from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from tallystick.dualwrite.aio.attempts import decorate_work
-from tallystick.dualwrite.aio.batches import AsyncBatchRunner
 from tallystick.dualwrite.aio.leases import AsyncLeaseKeeper
-from tallystick.dualwrite.aio.unit import UnitTransaction
 from tallystick.dualwrite.aio.writer import DualWriter, Transaction
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn, WriteInDoubt
 from tallystick.dualwrite.forks import OwningProcess
@@ -26,7 +24,6 @@ from tallystick.dualwrite.pool_rules import (
     take_free_async,
 )
 from tallystick.dualwrite.recipes import AsyncStepRunner, Wait, Watch
-from tallystick.dualwrite.rules.batching import DEFAULT_BATCHING, Batching
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyRule
 from tallystick.dualwrite.rules.lease_rules import Lease
 from tallystick.dualwrite.rules.recovery import RecoveredId, Report
@@ -60,7 +57,6 @@ class WriterPool(Generic[D]):
         size: int,
         *,
         wait_s: float = WAIT_S,
-        batching: Batching = DEFAULT_BATCHING,
         lease: Lease | None = None,
         wait: Wait = "committed",
         watch: Watch | None = None,
@@ -70,7 +66,6 @@ class WriterPool(Generic[D]):
         Args:
             size: maximum number of concurrent transactions, 1..1000.
             wait_s: default seconds that a caller waits for a free id.
-            batching: how much work shares a transaction in `run_batched`.
             lease: take ids by leases, and recover those of processes that are gone.
             wait: what a transaction waits for at its end, as of a DualWriter.
             watch: an observer, or a callback for every step of every writer, as of a DualWriter.
@@ -89,7 +84,6 @@ class WriterPool(Generic[D]):
         self._writers = [] if self._leases else writers  # with leases one is created to check the settings
         self._is_recovered = False
         self._owning_process = OwningProcess()
-        self._batches: AsyncBatchRunner[D] = AsyncBatchRunner(self.writer, batching, driver_count=size)
         AsyncStepRunner(watch).attach(self)
 
     def _create_writer(self, transactional_id: str) -> DualWriter[D]:
@@ -246,43 +240,17 @@ class WriterPool(Generic[D]):
 
         return decorate
 
-    async def run_batched(
-        self,
-        work: Callable[[UnitTransaction[D]], Awaitable[R]],
-        *,
-        retries: int = 0,
-        wait_visible: bool = False,
-    ) -> R:
-        """Run `work` in a transaction shared with the work of concurrent callers, and return its result.
-
-        When this returns, both halves are committed, as after `run`. If `work` raises, its own rows and
-        records are taken back, and nothing of the others'. It runs in another thread or task, with the
-        caller's context variables, and may run more than once; it is committed at most once.
-
-        Args:
-            retries: as in `run`.
-        Raises: what `work` raises; as `run`, with the outcome of this work.
-        """
-        self._check_recovered()
-        return await self._batches.run(work, retries=retries, wait_visible=wait_visible)
-
     def metrics(self) -> dict[str, float]:
-        """Return the state as numbers: writers that no caller uses, units that wait, leases held."""
+        """Return the state as numbers: writers that no caller uses, leases held."""
         leases = {} if self._leases is None else {"pool-leases": float(len(self._leases.held_ids))}
-        return {
-            "pool-free": self._free.qsize(),
-            "pool-waiting-units": self._batches.waiting_count,
-            **leases,
-        }
+        return {"pool-free": self._free.qsize(), **leases}
 
     async def close(self) -> None:
-        """Close every writer, after the batches that are open. Idempotent.
+        """Close every writer. Idempotent.
 
         Leased ids are given back; one that cannot be recovered now is left until its lease expires.
         Raises: as DualWriter.close, when all are closed.
         """
-        if not self._owning_process.is_forked_child:
-            await self._batches.close()
         failures: list[Torn | WriteInDoubt] = []
         if self._leases is not None:
             failures += await self._leases.close()

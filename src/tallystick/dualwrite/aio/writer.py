@@ -64,7 +64,6 @@ class Transaction(DatabaseHalf[D]):
         self._producers = producers
         self._steps = steps
         self._offsets = offsets
-        self.wait_visible = False
 
     async def send(
         self,
@@ -177,14 +176,10 @@ class Transaction(DatabaseHalf[D]):
         arguments["keys"] = row_keys and [mark_serialized(key) for key in row_keys]
         return partial(self.send_batch, **arguments)
 
-    def check_cluster(self, cluster: str | None) -> None:
-        """Raise ValueError unless records can be sent to `cluster`."""
-        select_producer(self._producers, cluster)
-
     async def run_step(
         self, name: str, call: Callable[A, Awaitable[R]], *args: A.args, **kwargs: A.kwargs
     ) -> R:
-        """Run a step of the recipe that belongs to one unit of a batch."""
+        """Run a step of the recipe that belongs to the block."""
         return await self._steps.run(name, "", call, *args, **kwargs)
 
     def _get_producer(self, cluster: str | None) -> Producer:
@@ -303,7 +298,7 @@ class DualWriter(Generic[D]):
                 await session.rollback(database, exc)
                 raise
             txn.mark_ended()
-            await session.commit(database, wait_visible=wait_visible or txn.wait_visible)
+            await session.commit(database, wait_visible=wait_visible)
 
     async def run(
         self,

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from typing import Any, Final, Generic, TypeVar
 
 from tallystick.client.errors import NotSupported
-from tallystick.dualwrite.batch_rules import start_driver
 from tallystick.dualwrite.blocking.leased_store import LeasedStore
 from tallystick.dualwrite.blocking.writer import DualWriter
 from tallystick.dualwrite.errors import (
@@ -33,6 +32,7 @@ from tallystick.dualwrite.pool_rules import (
     describe_process,
     join_within,
     log_contradiction,
+    start_background,
     wait_event,
 )
 from tallystick.dualwrite.recipes import StepRunner
@@ -138,7 +138,7 @@ class LeaseKeeper(Generic[D]):
             raise NotRecovered(f"{self._base}: this pool is closed")
         self._holder = self._holder or secrets.token_hex(HOLDER_BYTES)
         if self._heartbeat is None:
-            self._heartbeat = start_driver(f"tallystick-leases-{self._base}", self._beat)
+            self._heartbeat = start_background(f"tallystick-leases-{self._base}", self._beat)
         ids: list[RecoveredId] = []
         with self._fill_lock:
             for leased in list(self._held.values()):
@@ -282,7 +282,7 @@ class LeaseKeeper(Generic[D]):
             if not self._is_upkeep_running:
                 # Not told by `_upkeep`: a thread may have ended before it is assigned here.
                 self._is_upkeep_running = True
-                self._upkeep = start_driver(f"tallystick-upkeep-{self._base}", self._run_upkeep)
+                self._upkeep = start_background(f"tallystick-upkeep-{self._base}", self._run_upkeep)
         _release_thread(self._store)
 
     def renew(self) -> bool:

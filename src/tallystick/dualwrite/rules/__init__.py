@@ -2,7 +2,6 @@
 
 recovery        what became of a transactional id, from both halves, and what to do
 conclusions     the report lines and errors that follow
-batching        which units of work share one dual write
 lease_rules     who may try to use a leased transactional id
 retry_rules     when work is run again, and after which pause
 idempotency     work that is called again under the same key

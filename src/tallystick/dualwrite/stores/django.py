@@ -93,8 +93,6 @@ class DjangoTransaction:
         self._sent_count = 0
         self._savepoints: dict[str, int] = {}
         self._has_orphaned_records = False
-        self._unit: Any = None
-        self._sent_before_unit = 0
 
     @property
     def connection(self) -> Any:
@@ -127,36 +125,6 @@ class DjangoTransaction:
     def savepoint(self) -> Any:
         """Begin a savepoint, as a context manager: an inner `atomic`."""
         return transaction.atomic(using=self._alias)
-
-    def begin_unit(self, has_savepoint: bool) -> None:
-        """Begin a unit of a batch, with an inner `atomic` if it is to have a savepoint."""
-        self._check_open()
-        self._sent_before_unit = self._sent_count
-        if has_savepoint:
-            unit = transaction.atomic(using=self._alias)
-            unit.__enter__()
-            self._unit = unit
-
-    def end_unit(self) -> None:
-        """End the unit, whose rows stay. Raises: NotYours if it can only be rolled back."""
-        blocks = [each for each in (self._atomic, self._unit) if each is not None]
-        if self._connection.atomic_blocks != blocks:
-            raise NotYours("an atomic block was opened inside the unit and not left")
-        if self._connection.needs_rollback or self._connection.closed_in_transaction:
-            raise NotYours("the unit was marked for rollback, or its connection closed")
-        if self._has_orphaned_records:
-            raise NotYours(ORPHANED_RECORDS_TEXT)
-        unit, self._unit = self._unit, None
-        if unit is not None:
-            unit.__exit__(None, None, None)
-
-    def roll_back_unit(self) -> None:
-        """Roll back the rows of the unit. Raises: NotYours if only the whole transaction can be."""
-        if self._unit is None or self._connection.atomic_blocks != [self._atomic, self._unit]:
-            raise NotYours("the unit's block is not the innermost one")
-        unit, self._unit = self._unit, None
-        _exit_block(unit, NotYours("rollback"))
-        self._sent_count, self._has_orphaned_records = self._sent_before_unit, False
 
     def record(self, row: StoredState, before: StoredState | None = None) -> None:
         """Write the row if its owner is unchanged."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Concatenate, Final, ParamSpec, cast
 
-from sqlalchemy import Connection, CursorResult, Engine, Executable, MetaData, NestedTransaction
+from sqlalchemy import Connection, CursorResult, Engine, MetaData
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -30,14 +30,12 @@ from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.lease_table import LeaseTable
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import (
-    begin_nested,
     call_with_connection,
     call_with_session,
     derive_guarded_engine,
     get_connection,
     get_driver_connection,
     get_session,
-    get_transaction,
     roll_back_driver,
 )
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
@@ -62,13 +60,10 @@ class SqlTransaction:
         self._connection = connection
         self._root = connection.get_transaction()
         self._session: Session | None = None
-        self._unit_sessions: list[Session] = []
-        self._unit: NestedTransaction | None = None
         self._guard = TransactionGuard(get_connection(connection))
         self._watched_driver: Any = None
         self._is_committed = False
         self._is_in_doubt = False
-        self._is_terminated = False
         self._commit_message = CommitMessage(
             connection, store.tables, store.commit_texts, store.allowed_risks, mark
         )
@@ -111,54 +106,6 @@ class SqlTransaction:
         self._check_open()  # what was added before the block is not in it
         with self._connection.begin_nested(), self.session.begin_nested():
             yield self._check_open
-
-    def begin_unit(self, has_savepoint: bool) -> None:
-        """Begin a unit of a batch: a session of its own, and perhaps a savepoint to roll it back alone.
-
-        The savepoint is not released at the end, which would cost a round trip: COMMIT releases all.
-        """
-        self._check_open()
-        self._guard.check_savepoints()
-        if has_savepoint:
-            self._unit = begin_nested(self._connection)
-        self._guard.watch_unit(get_transaction(self._unit or require(self._root, "begun")))
-
-    def end_unit(self) -> None:
-        """End the unit, whose rows stay. Raises: NotYours if the unit ended its savepoint itself."""
-        self._guard.end_unit()
-        self._unit = None
-        if self._session is not None:
-            self._unit_sessions.append(self._session)
-            self._session = None
-
-    def roll_back_unit(self) -> None:
-        """Roll back the rows of the unit. Raises: an error of the database, which ends the whole batch."""
-        unit, self._unit = require(self._unit, "a unit was begun"), None
-        session, self._session = self._session, None
-        ended = [] if session is None else _list_begun([session])
-        try:
-            if unit.is_active:  # a session whose flush failed has rolled it back already
-                unit.rollback()
-        finally:
-            if session is not None:
-                session.close()
-        self._guard.forget_unit()
-        for each, session_txn in ended:
-            _run_hooks(each, _after_rollback, session_txn)
-
-    @property
-    def can_be_terminated(self) -> bool:
-        """Whether the server can end this transaction from another connection."""
-        return self._connection.dialect.name in sql_table.TERMINATING_DIALECTS
-
-    def terminate(self) -> None:
-        """End this transaction in the server, whatever it is doing.
-
-        The only method that may be called while another one, or the user, runs in this transaction.
-        """
-        driver = get_driver_connection(self._connection)
-        self._is_terminated = True
-        self._store.execute_apart(sql_table.terminate_statement(self._connection.dialect.name, driver))
 
     def flush(self) -> None:
         """Flush the session and run its hooks at the end of the block, while records can still be sent."""
@@ -269,19 +216,22 @@ class SqlTransaction:
             self._connection.invalidate()
             raise
         self._is_committed = True
-        for session in self._sessions():
-            _run_hooks(session, _after_commit)
+        if self._session is not None:
+            _run_hooks(self._session, _after_commit)
         try:
             self._close()
         except Exception:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
 
     def rollback(self) -> None:
-        ended = [] if self._is_committed or self._is_in_doubt else _list_begun(self._sessions())
+        session, session_txn = self._session, None
+        if session is not None and not (self._is_committed or self._is_in_doubt):
+            session_txn = get_session(session).get_transaction()
+        has_begun = session_txn is not None and session_txn.is_active
         try:
             self._close()
         finally:
-            for session, session_txn in ended:
+            if session is not None and session_txn is not None and has_begun:
                 _run_hooks(session, _after_rollback, session_txn)
 
     def abandon(self) -> None:
@@ -290,11 +240,9 @@ class SqlTransaction:
 
     def _close(self) -> None:
         """Close the session and connection; the pool rolls back anything uncommitted."""
-        if self._is_terminated and not self._connection.closed:  # the pool must not lend it once more
-            self._connection.invalidate()
         try:
-            for session in self._sessions():
-                session.close()
+            if self._session is not None:
+                self._session.close()
         finally:
             listened, self._watched_driver = self._watched_driver, None
             if listened is not None:
@@ -304,9 +252,6 @@ class SqlTransaction:
                 if not self._is_committed and not require(self._root, "begun").is_active:
                     call_with_connection(self._connection, roll_back_driver)
                 self._connection.close()
-
-    def _sessions(self) -> list[Session]:
-        return self._unit_sessions if self._session is None else [*self._unit_sessions, self._session]
 
     def _check_open(self) -> None:
         """Raise NotYours if the block has ended the transaction."""
@@ -502,11 +447,6 @@ class SqlStore:
     def new_session(self, bind: Connection) -> Session:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
 
-    def execute_apart(self, statement: Executable) -> None:
-        """Execute a statement on a connection of its own."""
-        with self._engine.connect() as connection:
-            connection.execute(statement)
-
     def _read_row(self, connection: Connection, transactional_id: str) -> StoredState | None:
         row = connection.execute(self.tables.read(transactional_id)).mappings().first()
         return None if row is None else from_columns(cast(Mapping[str, object], row))
@@ -528,12 +468,6 @@ class SqlStore:
             if connection is not None:
                 connection.close()
             raise
-
-
-def _list_begun(sessions: Iterable[Session]) -> list[tuple[Session, SessionTransaction]]:
-    """Return the sessions that have begun and not ended, each with its transaction."""
-    begun = [(session, get_session(session).get_transaction()) for session in sessions]
-    return [(session, txn) for session, txn in begun if txn is not None and txn.is_active]
 
 
 def _run_hooks(

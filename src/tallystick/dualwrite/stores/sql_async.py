@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, Final, ParamSpec, cast
 
-from sqlalchemy import CursorResult, Executable, MetaData
+from sqlalchemy import CursorResult, MetaData
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, AsyncTransaction
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
 
 from tallystick.dualwrite.errors import (
@@ -36,14 +36,12 @@ from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.lease_table import LeaseTable
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import (
-    begin_nested_async,
     call_with_connection_async,
     call_with_session_async,
     derive_guarded_engine_async,
     get_connection_async,
     get_driver_connection_async,
     get_session_async,
-    get_transaction_async,
     roll_back_driver,
 )
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
@@ -68,13 +66,10 @@ class AsyncSqlTransaction:
         self._connection = connection
         self._root = connection.get_transaction()
         self._session: AsyncSession | None = None
-        self._unit_sessions: list[AsyncSession] = []
-        self._unit: AsyncTransaction | None = None
         self._guard = TransactionGuard(get_connection_async(connection))
         self._watched_driver: Any = None
         self._is_committed = False
         self._is_in_doubt = False
-        self._is_terminated = False
         self._commit_message = AsyncCommitMessage(
             connection, store.tables, store.commit_texts, store.allowed_risks, mark
         )
@@ -117,54 +112,6 @@ class AsyncSqlTransaction:
         await self._check_open()  # what was added before the block is not in it
         async with self._connection.begin_nested(), self.session.begin_nested():
             yield self._check_open
-
-    async def begin_unit(self, has_savepoint: bool) -> None:
-        """Begin a unit of a batch: a session of its own, and perhaps a savepoint to roll it back alone.
-
-        The savepoint is not released at the end, which would cost a round trip: COMMIT releases all.
-        """
-        await self._check_open()
-        self._guard.check_savepoints()
-        if has_savepoint:
-            self._unit = await begin_nested_async(self._connection)
-        self._guard.watch_unit(get_transaction_async(self._unit or require(self._root, "begun")))
-
-    async def end_unit(self) -> None:
-        """End the unit, whose rows stay. Raises: NotYours if the unit ended its savepoint itself."""
-        self._guard.end_unit()
-        self._unit = None
-        if self._session is not None:
-            self._unit_sessions.append(self._session)
-            self._session = None
-
-    async def roll_back_unit(self) -> None:
-        """Roll back the rows of the unit. Raises: an error of the database, which ends the whole batch."""
-        unit, self._unit = require(self._unit, "a unit was begun"), None
-        session, self._session = self._session, None
-        ended = [] if session is None else _list_begun([session])
-        try:
-            if unit.is_active:  # a session whose flush failed has rolled it back already
-                await unit.rollback()
-        finally:
-            if session is not None:
-                await session.close()
-        self._guard.forget_unit()
-        for each, session_txn in ended:
-            await _run_hooks(each, _after_rollback, session_txn)
-
-    @property
-    def can_be_terminated(self) -> bool:
-        """Whether the server can end this transaction from another connection."""
-        return self._connection.dialect.name in sql_table.TERMINATING_DIALECTS
-
-    async def terminate(self) -> None:
-        """End this transaction in the server, whatever it is doing.
-
-        The only method that may be called while another one, or the user, runs in this transaction.
-        """
-        driver = await get_driver_connection_async(self._connection)
-        self._is_terminated = True
-        await self._store.execute_apart(sql_table.terminate_statement(self._connection.dialect.name, driver))
 
     async def flush(self) -> None:
         """Flush the session and run its hooks at the end of the block, while records can still be sent."""
@@ -275,19 +222,22 @@ class AsyncSqlTransaction:
             await self._connection.invalidate()
             raise
         self._is_committed = True
-        for session in self._sessions():
-            await _run_hooks(session, _after_commit)
+        if self._session is not None:
+            await _run_hooks(self._session, _after_commit)
         try:
             await self._close()
         except Exception:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
 
     async def rollback(self) -> None:
-        ended = [] if self._is_committed or self._is_in_doubt else _list_begun(self._sessions())
+        session, session_txn = self._session, None
+        if session is not None and not (self._is_committed or self._is_in_doubt):
+            session_txn = get_session_async(session).get_transaction()
+        has_begun = session_txn is not None and session_txn.is_active
         try:
             await self._close()
         finally:
-            for session, session_txn in ended:
+            if session is not None and session_txn is not None and has_begun:
                 await _run_hooks(session, _after_rollback, session_txn)
 
     def abandon(self) -> None:
@@ -296,11 +246,9 @@ class AsyncSqlTransaction:
 
     async def _close(self) -> None:
         """Close the session and connection; the pool rolls back anything uncommitted."""
-        if self._is_terminated and not self._connection.closed:  # the pool must not lend it once more
-            await self._connection.invalidate()
         try:
-            for session in self._sessions():
-                await session.close()
+            if self._session is not None:
+                await self._session.close()
         finally:
             listened, self._watched_driver = self._watched_driver, None
             if listened is not None:
@@ -310,9 +258,6 @@ class AsyncSqlTransaction:
                 if not self._is_committed and not require(self._root, "begun").is_active:
                     await call_with_connection_async(self._connection, roll_back_driver)
                 await self._connection.close()
-
-    def _sessions(self) -> list[AsyncSession]:
-        return self._unit_sessions if self._session is None else [*self._unit_sessions, self._session]
 
     async def _check_open(self) -> None:
         """Raise NotYours if the block has ended the transaction."""
@@ -508,11 +453,6 @@ class AsyncSqlStore:
     def new_session(self, bind: AsyncConnection) -> AsyncSession:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
 
-    async def execute_apart(self, statement: Executable) -> None:
-        """Execute a statement on a connection of its own."""
-        async with self._engine.connect() as connection:
-            await connection.execute(statement)
-
     async def _read_row(self, connection: AsyncConnection, transactional_id: str) -> StoredState | None:
         row = (await connection.execute(self.tables.read(transactional_id))).mappings().first()
         return None if row is None else from_columns(cast(Mapping[str, object], row))
@@ -534,12 +474,6 @@ class AsyncSqlStore:
             if connection is not None:
                 await connection.close()
             raise
-
-
-def _list_begun(sessions: Iterable[AsyncSession]) -> list[tuple[AsyncSession, SessionTransaction]]:
-    """Return the sessions that have begun and not ended, each with its transaction."""
-    begun = [(session, get_session_async(session).get_transaction()) for session in sessions]
-    return [(session, txn) for session, txn in begun if txn is not None and txn.is_active]
 
 
 async def _run_hooks(

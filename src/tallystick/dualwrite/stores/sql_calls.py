@@ -7,14 +7,14 @@ suffix `_async`.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, NestedTransaction, Transaction
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from tallystick.dualwrite.stores.sql_guard import watch_engine
 from tallystick.kernel.check import require
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, AsyncTransaction
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 A = ParamSpec("A")
 T = TypeVar("T")
@@ -58,24 +58,6 @@ def get_driver_connection(connection: Connection) -> Any:
 
 async def get_driver_connection_async(connection: "AsyncConnection") -> Any:
     return (await connection.get_raw_connection()).driver_connection
-
-
-def begin_nested(connection: Connection) -> NestedTransaction:
-    """Begin a savepoint outside of a `with` block."""
-    return connection.begin_nested()
-
-
-async def begin_nested_async(connection: "AsyncConnection") -> "AsyncTransaction":
-    return await connection.begin_nested()
-
-
-def get_transaction(transaction: Transaction) -> Transaction:
-    """Return SQLAlchemy's blocking transaction or savepoint, for the event system."""
-    return transaction
-
-
-def get_transaction_async(transaction: "AsyncTransaction") -> Transaction:
-    return require(transaction.sync_transaction, "a transaction that was begun")
 
 
 def roll_back_driver(connection: Connection) -> None:

@@ -8,31 +8,18 @@ to register them for each transaction costs more than to begin it.
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine, Transaction, event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from tallystick.dualwrite.errors import NotYours
 from tallystick.dualwrite.stores.refusals import (
     ORPHANED_RECORDS_TEXT,
     TRANSACTION_ENDED_TEXT,
-    ends_transaction,
     parse_savepoint,
 )
 
 WRITER_COMMITS_TEXT: Final = (
     "the writer commits and rolls back; inside its block use begin_nested() for a savepoint"
-)
-
-
-UNIT_ROLLED_BACK_TEXT: Final = (
-    "this unit of a batch has rolled back its own rows; it can write nothing more, and is not committed. Let "
-    "the exception leave the unit instead, or use begin_nested() for a part that may fail"
-)
-
-
-UNIT_ENDS_BATCH_TEXT: Final = (
-    "it ends the transaction, which other units of the batch share: their rows would be committed without "
-    "their records. It was not sent; use begin_nested() for a savepoint, and `run` for DDL"
 )
 
 
@@ -46,8 +33,6 @@ class TransactionGuard:
         self._sent_at_savepoint: dict[str, int] = {}
         self._sent_at_nested: dict[SessionTransaction, int] = {}
         self._has_orphaned_records = False
-        self._unit: Transaction | None = None
-        self._sent_before_unit = 0
         _guards[connection] = self
 
     def watch(self, session: Session) -> None:
@@ -64,22 +49,6 @@ class TransactionGuard:
     def count_sent(self) -> None:
         """Count a sent record."""
         self._sent_count += 1
-
-    def watch_unit(self, transaction: Transaction) -> None:
-        """Begin a unit of a batch, and refuse what it would write outside of its savepoint or transaction."""
-        self._unit, self._sent_before_unit = transaction, self._sent_count
-
-    def end_unit(self) -> None:
-        """End a unit whose rows stay. Raises: NotYours if it has rolled them back itself."""
-        if self._unit is not None and not self._unit.is_active:
-            raise NotYours(UNIT_ROLLED_BACK_TEXT)
-        self.check_savepoints()
-        self._unit = None
-
-    def forget_unit(self) -> None:
-        """Forget the records of a unit that is rolled back: they were held back, and are not sent."""
-        self._unit = None
-        self._sent_count, self._has_orphaned_records = self._sent_before_unit, False
 
     def check_savepoints(self) -> None:
         """Raise NotYours if a record was sent whose rows were rolled back."""
@@ -115,15 +84,6 @@ class TransactionGuard:
         """Raise NotYours unless the writer itself commits."""
         if not self.is_ending:
             raise NotYours(f"connection.commit(): {WRITER_COMMITS_TEXT}")
-
-    def check_statement(self, statement: str) -> None:
-        """Refuse what a unit writes after it has rolled back, and what would commit the rows of others."""
-        if self._unit is None:
-            return
-        if not self._unit.is_active:
-            raise NotYours(UNIT_ROLLED_BACK_TEXT)
-        if ends_transaction(statement, self._connection.dialect.name):
-            raise NotYours(f"{' '.join(statement.split())[:40]!r}: {UNIT_ENDS_BATCH_TEXT}")
 
     def _refuse_session_commit(self, session: Session) -> None:
         if not self.is_ending and not session.in_nested_transaction():
@@ -170,7 +130,6 @@ _guards: WeakKeyDictionary[Connection, TransactionGuard] = WeakKeyDictionary()
 def watch_engine(engine: Engine) -> None:
     """Let the guards of connections of `engine` know of their statements and commits."""
     event.listen(engine, "commit", _before_commit)
-    event.listen(engine, "before_cursor_execute", _before_statement)
     event.listen(engine, "after_cursor_execute", _after_statement)
 
 
@@ -178,12 +137,6 @@ def _before_commit(connection: Connection) -> None:
     guard = _guards.get(connection)
     if guard is not None:
         guard.check_commit()
-
-
-def _before_statement(connection: Connection, _: Any, statement: str, *__: Any) -> None:
-    guard = _guards.get(connection)
-    if guard is not None:
-        guard.check_statement(statement)
 
 
 def _after_statement(connection: Connection, _: Any, statement: str, *__: Any) -> None:

@@ -330,22 +330,6 @@ def is_mark_missing(exc: DBAPIError) -> bool:
     return first == _MYSQL_NO_SAVEPOINT or str(first).startswith("no such savepoint")
 
 
-TERMINATING_DIALECTS: Final = frozenset({"postgresql", "mysql", "mariadb"})
-
-
-def terminate_statement(dialect: str, driver: Any) -> Executable:
-    """Build the statement that ends the session behind a driver's connection.
-
-    Sources: PostgreSQL, "Server Signaling Functions": a role may end its own sessions. MariaDB, "KILL": so
-    may a user those of the same account.
-    """
-    if dialect == "postgresql":
-        info = getattr(driver, "info", None)
-        pid = driver.get_server_pid() if info is None else info.backend_pid
-        return text(f"SELECT pg_terminate_backend({int(pid)})")
-    return text(f"KILL CONNECTION {int(driver.thread_id())}")
-
-
 _ASYNC_STANDBYS_QUERY: Final = (
     "SELECT current_setting('synchronous_standby_names') = '' AND EXISTS (SELECT FROM pg_stat_replication)"
 )

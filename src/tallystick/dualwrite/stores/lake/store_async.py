@@ -67,18 +67,6 @@ class AsyncLakeTransaction:
         with self._txn.savepoint():
             yield
 
-    async def begin_unit(self, has_savepoint: bool) -> None:
-        """Begin a unit of a batch."""
-        self._txn.begin_unit(has_savepoint)
-
-    async def end_unit(self) -> None:
-        """End the unit, whose rows stay."""
-        self._txn.end_unit()
-
-    async def roll_back_unit(self) -> None:
-        """Drop the rows of the unit."""
-        self._txn.roll_back_unit()
-
     async def record(self, row: StoredState, before: StoredState | None = None) -> None:
         """Compare the owner, and write the rows as data files."""
         await call_in_thread(self._txn.record, row, before)

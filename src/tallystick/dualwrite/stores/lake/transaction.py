@@ -8,8 +8,7 @@ A rollback forgets the rows and removes the files, unless the commit was sent an
 the table may name them then, and what no version names is an orphan, which `tallystick lake vacuum-orphans`
 removes once the id has another owner [DW-23].
 
-There are no savepoints in a table. A unit of a batch, and `savepoint`, is a place in the list of rows to
-which it can be cut back.
+There are no savepoints in a table: `savepoint` is a place in the list of rows to which it can be cut back.
 """
 
 from collections.abc import Iterator
@@ -90,7 +89,6 @@ class LakeTransaction:
         self._size_bytes = 0
         self._decision: LakeDecision | None = None
         self._sent_count = 0
-        self._unit_began = (0, 0)
         self._has_orphaned_records = False
         self._appender = TableAppender(self)
 
@@ -156,21 +154,6 @@ class LakeTransaction:
             self._cut(row_mark)
             self._has_orphaned_records = self._has_orphaned_records or self._sent_count > sent_mark
             raise
-
-    def begin_unit(self, has_savepoint: bool) -> None:
-        """Begin a unit of a batch. It can be taken back with or without a savepoint, which costs nothing."""
-        self._check_open()
-        self._unit_began = len(self._rows), self._sent_count
-
-    def end_unit(self) -> None:
-        """End the unit, whose rows stay."""
-        self._check_records()
-
-    def roll_back_unit(self) -> None:
-        """Drop the rows of the unit."""
-        row_mark, self._sent_count = self._unit_began
-        self._cut(row_mark)
-        self._has_orphaned_records = False
 
     def _cut(self, row_mark: int) -> None:
         del self._rows[row_mark:]
