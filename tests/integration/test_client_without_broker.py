@@ -27,8 +27,7 @@ def closed_port() -> int:
 
 
 async def ask(servers: str, limit_ms: int = 60_000) -> MetadataImage:
-    cluster = Cluster(AdminConfig.parse({"bootstrap.servers": servers, "reconnect.backoff.ms": 1}))
-    await cluster.start()
+    cluster = Cluster(AdminConfig.parse({"bootstrap.servers": servers, "reconnect.backoff.ms": 1}).client)
     try:
         deadline = cluster.start_deadline("default.api.timeout.ms", limit_ms)
         return await cluster.run_with_retries("Metadata", "", cluster.refresh, deadline)
