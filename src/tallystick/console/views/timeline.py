@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tallystick.console.joint import JointTransaction
-from tallystick.console.judge import SparkRole, Stage
-from tallystick.dualwrite.rules.recovery import Verdict
+from tallystick.console.judge import SparkRole, Stage, StoreHalf
+from tallystick.dualwrite.rules.recovery import Finding
 from tallystick.kernel.value import Value
 
 LANE_HEIGHT: Final = 44
@@ -87,13 +87,14 @@ def _group_partitions(each: JointTransaction) -> Sequence[tuple[str, int]]:
 def _list_decision_events(each: JointTransaction) -> Iterable[TimelineEvent]:
     views = each.views
     if views.store is not None:
-        is_done = views.store.verdict is Verdict.COMMIT or each.stage is Stage.ENDING
+        finding = views.store.finding
+        is_done = finding in _COMMITTED_IN_DATABASE or each.stage is Stage.ENDING
         yield TimelineEvent(
             lane=views.store.store.name,
-            label="committed" if is_done else "not committed",
+            label=_DATABASE_LABELS.get(finding) or ("committed" if is_done else "not committed"),
             at_ms=None,
             is_done=is_done,
-            is_wrong=views.store.verdict in (Verdict.TEAR, Verdict.LACK, Verdict.HALT),
+            is_wrong=finding in _WRONG_FINDINGS,
         )
     if views.spark is not None and views.spark.role is not SparkRole.DRIVER:
         decision = None if views.spark.facts is None else views.spark.facts.decision
@@ -106,19 +107,33 @@ def _list_decision_events(each: JointTransaction) -> Iterable[TimelineEvent]:
         )
 
 
+# What a finding of recovery says of the database's half, as its sentence does.
+_COMMITTED_IN_DATABASE: Final = frozenset(
+    {Finding.DECIDED, Finding.FINISHED, Finding.FORCED, Finding.OVERRULED, Finding.AHEAD}
+)
+_DATABASE_LABELS: Final = {
+    Finding.UNPROVEN: "committed another",
+    Finding.UNSEEN: "not compared",
+    Finding.FOREIGN: "of another cluster",
+}
+_WRONG_FINDINGS: Final = frozenset(
+    {Finding.FORCED, Finding.OVERRULED, Finding.BEHIND, Finding.AHEAD, Finding.FOREIGN}
+)
+# How the cluster ended what the finding is about, where nothing is open any more.
+_ENDED_IN_CLUSTER: Final = {
+    Finding.FINISHED: "committed",
+    Finding.FORCED: "aborted",
+    Finding.OVERRULED: "aborted",
+    Finding.BEHIND: "committed",
+}
+
 _UNDECIDED_LABELS: Final = {SparkRole.UNREAD: "decisions not read"}
 
 
 def _list_end_events(each: JointTransaction) -> Iterable[TimelineEvent]:
     views = each.views
     if views.description is not None and not views.is_stranger:
-        word = {"PrepareCommit": "commit", "PrepareAbort": "abort"}.get(views.description.state, "")
-        yield TimelineEvent(
-            lane="coordinator",
-            label=f"{word} decided" if word else "decision",
-            at_ms=None,
-            is_done=bool(word),
-        )
+        yield _build_coordinator_end(views.description.state, views.store)
     for lane, count in _group_partitions(each):
         yield TimelineEvent(
             lane=lane,
@@ -127,6 +142,16 @@ def _list_end_events(each: JointTransaction) -> Iterable[TimelineEvent]:
             is_done=False,
             is_wrong=views.is_stranger,
         )
+
+
+def _build_coordinator_end(state: str, store: StoreHalf | None) -> TimelineEvent:
+    ended = None if store is None else _ENDED_IN_CLUSTER.get(store.finding)
+    if ended is not None:
+        is_wrong = store is not None and store.finding in _WRONG_FINDINGS
+        return TimelineEvent(lane="coordinator", label=ended, at_ms=None, is_wrong=is_wrong)
+    word = {"PrepareCommit": "commit", "PrepareAbort": "abort"}.get(state, "")
+    label = f"{word} decided" if word else "decision"
+    return TimelineEvent(lane="coordinator", label=label, at_ms=None, is_done=bool(word))
 
 
 def draw(events: Sequence[TimelineEvent]) -> Timeline:
