@@ -433,9 +433,9 @@ def test_the_example_of_the_readme_runs(broker: EmbeddedBroker, tmp_path: Path) 
         r"```python\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text(), re.DOTALL
     )
     (block,) = [each for each in blocks if "DualWriter" in each]
-    make_topic(broker, "payments")
+    make_topic(broker, "orders")
     program = block.replace("localhost:9092", broker.bootstrap_servers)
     for _ in range(2):
         run = [sys.executable, "-W", "error", "-c", program]
         subprocess.run(run, cwd=tmp_path, check=True, timeout=60)
-    assert committed_values(broker, "payments", 0) == ["coffee", "coffee"]
+    assert committed_values(broker, "orders", 0) == ["coffee", "coffee"]

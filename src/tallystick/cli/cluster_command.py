@@ -102,7 +102,7 @@ def build_config(bootstrap_server: str | None, command_config: Path | None) -> d
     config: dict[str, object] = {"client.id": "tallystick-cli"}
     if command_config is not None:
         try:
-            config |= read_properties(command_config.read_text(), str(command_config))
+            config |= read_properties(command_config.read_text("utf-8"), str(command_config))
         except (OSError, UnicodeDecodeError) as exc:
             why = exc.strerror if isinstance(exc, OSError) else f"is not UTF-8: {exc}"
             raise BadConfig(f"--command-config: {command_config}: {why}") from exc

@@ -41,7 +41,7 @@ class Pipeline:
         """
         file = Path(path)
         try:
-            text = file.read_text()
+            text = file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as exc:
             raise BadConfig(f"{file}: {exc}") from exc
         definition = parse_definition(text, str(file), os.environ if variables is None else variables)

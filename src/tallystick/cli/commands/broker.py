@@ -62,9 +62,11 @@ def _merge_settings(options: argparse.Namespace) -> dict[str, str]:
     problems = []
     if options.config is not None:
         try:
-            settings |= read_properties(Path(options.config).read_text(), options.config)
+            settings |= read_properties(Path(options.config).read_text("utf-8"), options.config)
         except OSError as exc:
             raise BadConfig(f"--config: {exc}") from exc
+        except UnicodeDecodeError as exc:  # Java reads such files as Latin-1
+            raise BadConfig(f"--config: {options.config}: is not UTF-8: {exc}") from exc
     for text in options.option:
         name, equals, value = text.partition("=")
         if not equals:
