@@ -387,7 +387,6 @@ def test_what_answers_and_is_no_broker_is_named(capfd: pytest.CaptureFixture[str
             ("groups", "reset-offsets", "--group", "g", "--all-topics", "--to-latest"),
             ("topics", "delete-records", "--topic", "t", "--offset", "1", "--yes"),
             ("transactions", "complete", "t", "1:1"),
-            ("produce", "t"),
             ("consume", "t"),
         ):
             assert main([*words, *at]) == 1, words

@@ -92,3 +92,16 @@ def test_a_settings_file_that_cannot_be_read_is_named_once(
     for path, why in ((missing, "No such file or directory\n"), (binary, "is not UTF-8: ")):
         assert main(["doctor", "--bootstrap-server", "b:1", "--command-config", str(path)]) == 2
         assert f"--command-config: {path}: {why}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("broker", "--config"), ("topics", "list", "--command-config")])
+def test_a_file_in_another_encoding_is_named(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Java reads a file of properties as Latin-1."""
+    file = tmp_path / "settings.properties"
+    file.write_bytes("log.dirs=/x\n# café\n".encode("latin-1"))
+    assert main([*words, str(file)]) == 2
+    said = capsys.readouterr().err
+    assert f"{file}: is not UTF-8" in said
+    assert len(said.splitlines()) == 1
