@@ -258,7 +258,7 @@ def test_a_forked_child_has_its_own_and_leaves_its_parents_behind() -> None:
             assert parents.run(value(), 10, "value") == os.getpid()
         """,
         "-W",
-        "default::DeprecationWarning",  # Python 3.12: forks and threads
+        "ignore::DeprecationWarning",  # Python 3.12: forks and threads
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -88,6 +88,7 @@ OF_EACH_CLASS: list[tuple[Exception, NextStep]] = [
     (refused(ErrorCode.MESSAGE_TOO_LARGE), RAISED),
     (client.SerializationFailed("payments", "value", "…"), RAISED),
     (client.Unreachable("host:9092", "refused"), REPEATED),
+    (client.NotKafka("host:9092", "refused"), REPEATED),
     (client.AuthenticationFailed("host:9092", "…"), RAISED),
     (client.TlsFailed("host:9092", "…"), RAISED),
     (client.ConnectionLost("host:9092", "Produce", "…"), REPEATED),

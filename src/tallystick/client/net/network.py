@@ -247,8 +247,7 @@ class _Handshake:
             return
         has_tls = self._socket.settings.security.ssl_context is not None
         # To a port with TLS the first request is a bad greeting, and few servers send their alert first.
-        is_silent = not has_tls and (why is None or isinstance(why, ConnectionResetError))
-        hint = _END_BEFORE_ANSWER if is_silent else ""
+        hint = "" if has_tls or not isinstance(why, ConnectionResetError | None) else _END_BEFORE_ANSWER
         address, text = str(self._socket.address), _describe_error(why or _CLOSED_BY_BROKER, hint)
         # TLS 1.3: a broker refuses the client's certificate after the client's side of the handshake.
         is_refusal = isinstance(why, ssl.SSLError) and not isinstance(why, ssl.SSLEOFError)
