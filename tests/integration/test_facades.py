@@ -226,7 +226,7 @@ def test_a_process_forks_with_an_open_producer(broker: EmbeddedBroker, topic: st
     """
     done = subprocess.run(
         [
-            *(sys.executable, "-W", "error", "-W", "default::DeprecationWarning"),
+            *(sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning"),
             *("-c", textwrap.dedent(program), broker.bootstrap_servers, topic),
         ],
         capture_output=True,

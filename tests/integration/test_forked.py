@@ -45,7 +45,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
                 "-W",
                 "error",
                 "-W",
-                "default::DeprecationWarning",
+                "ignore::DeprecationWarning",
                 "-m",
                 f"tests.support.{program}",
             ),

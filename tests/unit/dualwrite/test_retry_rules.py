@@ -138,6 +138,7 @@ def test_which_classes_are_an_outage() -> None:
         client.Fenced,
         client.UnknownTopic,
         client.Unreachable,
+        client.NotKafka,
         client.ConnectionLost,
         client.TimedOut,
     }
