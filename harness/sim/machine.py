@@ -220,7 +220,9 @@ class BrokerMachine:
     ) -> LoopGroupCommit:
         return LoopGroupCommit(notify, notify_failure, self.loop, self._sync_delay_s)
 
-    def _metadata(self, path: Path, cluster_id: str, make_room: Callable[[], None]) -> MetadataStore:
+    def _metadata(
+        self, path: Path, cluster_id: str, make_room: Callable[[], None], *, may_create: bool
+    ) -> MetadataStore:
         if self._store is None:
             self.fs.open_append(str(path)).sync()  # the file only has to exist
             self.fs.sync_dir(DATA)

@@ -231,3 +231,35 @@ def test_acls_change_together_and_are_read_back(tmp_path: Path) -> None:
     again.change_acls(remove=[read])
     assert again.load_acls() == [write]
     again.close()
+
+
+def test_the_file_alone_has_every_change(tmp_path: Path) -> None:
+    """A copy of it, or what a killed process leaves, may lack the files beside it."""
+    store = MetadataStore(tmp_path / "m", "c")
+    read = AclBinding(
+        ResourcePattern(AclResource.TOPIC, "orders", AclPattern.LITERAL),
+        AccessControlEntry("User:alice", "*", AclOperation.READ, AclPermission.ALLOW),
+    )
+    store.change_acls(add=[read])
+    (tmp_path / "copy").write_bytes((tmp_path / "m").read_bytes())
+    store.close()
+    copy = MetadataStore(tmp_path / "copy", "another", may_create=False)
+    assert (copy.load_cluster_id(), copy.load_acls()) == ("c", [read])
+    copy.close()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"a file of something else", None], ids=["empty", "other", "damaged"]
+)
+def test_what_is_no_metadata_file_is_not_taken_for_a_new_one(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "m"
+    store = MetadataStore(file, "c")
+    store.create_topics([topic(f"orders-{number}") for number in range(100)])
+    store.close()
+    if content is None:
+        half = file.stat().st_size // 2 // 4096 * 4096
+        content = file.read_bytes()[:half] + bytes(4096) + file.read_bytes()[half + 4096 :]
+    file.write_bytes(content)
+    with pytest.raises(MetadataUnusable, match=str(file)):
+        MetadataStore(file, "c", may_create=False)
+    assert file.read_bytes() == content

@@ -140,7 +140,9 @@ def memory_disk(fs: MemoryFileSystem | None = None) -> StorageEnvironment:
     fs = fs or MemoryFileSystem()
     stores: list[InMemoryMetadataStore] = []
 
-    def opened(path: Path, cluster_id: str, make_room: Callable[[], None]) -> MetadataStore:
+    def opened(
+        path: Path, cluster_id: str, make_room: Callable[[], None], *, may_create: bool
+    ) -> MetadataStore:
         if not stores:
             stores.append(InMemoryMetadataStore(cluster_id))
             fs.open_append(str(path)).sync()

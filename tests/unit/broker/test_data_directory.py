@@ -12,8 +12,8 @@ import pytest
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.topic_config import TopicConfig
-from tallystick.broker.metadata.store import Topic
-from tallystick.broker.partitions.data_directory import DataDirectory
+from tallystick.broker.metadata.store import FILE_NAME, MetadataStore, Topic
+from tallystick.broker.partitions.data_directory import DataDirectory, DataDirectoryUnusable
 from tallystick.broker.partitions.partition import Partition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.log import AppendResult
@@ -41,7 +41,10 @@ class Desk:
     def open(self) -> Partition:
         config = BrokerConfig.parse({"log.dirs": str(self.path), "log.reserve.bytes": "0"})
         self.files = DataDirectory(self.path, config, self.clock, self.failures.append)
-        self.files.open().close()
+        store = self.files.open()
+        if not store.load_topics():
+            store.create_topics([TOPIC])
+        store.close()
         partition = self.files.open_partition(TOPIC, 0, TopicConfig())
         self.files.begin_leader_epochs()
         self.files.report_recovery()
@@ -95,3 +98,20 @@ async def test_a_log_that_goes_offline_ends_the_broker_whoever_met_it(tmp_path: 
     await asyncio.sleep(0)
     assert set(desk.failures) == {fail}
     await desk.files.stop(clean=False)
+
+
+@on_loop
+async def test_metadata_that_name_no_partition_beside_them_are_refused(tmp_path: Path) -> None:
+    """Another broker's file, or an old one: without its topics it has no ACLs and no users, either."""
+    desk = Desk(tmp_path)
+    append(desk.open())
+    await desk.files.stop(clean=True)
+    file = tmp_path / FILE_NAME
+    store = MetadataStore(file, "")
+    cluster_id = store.load_cluster_id()
+    store.close()
+    file.unlink()
+    MetadataStore(file, cluster_id).close()
+    with pytest.raises(DataDirectoryUnusable, match="names none of the 1 partitions"):
+        desk.open()
+    assert desk.failures == []

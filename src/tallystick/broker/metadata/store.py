@@ -1,8 +1,9 @@
 """Metadata of the broker in SQLite: topics, configs, ACLs, credentials, producer ids, the cluster id.
 
 The store is blocking and durable: when a method returns, its change survives power loss (`synchronous=FULL`
-on a write-ahead log: one sync per change). The broker calls it from one thread, and changes its own image of
-the metadata, which handlers read, only after the store has answered [MET-1].
+on a write-ahead log), and is in the file itself: a copy of it without its `-wal` file lacks nothing. The
+broker calls it from one thread, and changes its own image of the metadata, which handlers read, only after
+the store has answered [MET-1].
 
 Source: docs/adr/0011-metadata-in-sqlite.md.
 """
@@ -97,11 +98,19 @@ def _make_no_room() -> None:
 class MetadataStore:
     """The metadata file. Owned by the broker, used by one thread at a time; a method is one transaction."""
 
-    def __init__(self, path: Path, cluster_id: str, make_room: Callable[[], None] = _make_no_room) -> None:
+    def __init__(
+        self,
+        path: Path,
+        cluster_id: str,
+        make_room: Callable[[], None] = _make_no_room,
+        *,
+        may_create: bool = True,
+    ) -> None:
         """Open the file, or create it for `load_cluster_id`. Raises: MetadataUnusable.
 
         Args:
             make_room: called before each write: a topic can be deleted on a full disk, too [RSV-1].
+            may_create: whether a file without tables is a new one.
         """
         self._path = path
         self._make_room = make_room
@@ -111,14 +120,28 @@ class MetadataStore:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             # Exclusive access: no shared-memory file beside the write-ahead log.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._check(may_create=may_create)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA foreign_keys = ON")
+            # Each change goes on into the file: changes are rare, and people copy the file alone.
+            self._db.execute("PRAGMA wal_autocheckpoint = 1")
             self._prepare(cluster_id)
             # Random bytes, always the same, that unknown users' credentials are invented from.
             self.decoy_secret = bytes.fromhex(self._get(_DECOY_SECRET) or "")
         except (sqlite3.DatabaseError, OSError) as exc:
             raise MetadataUnusable(f"{path}: {exc}") from exc
+
+    def _check(self, *, may_create: bool) -> None:
+        """Refuse what is not the file that it was, before anything is written to it."""
+        if not may_create and self._db.execute("PRAGMA user_version").fetchone() == (0,):
+            raise MetadataUnusable(
+                f"{self._path}: has no tables, and partitions lie beside it: it was emptied, or is another"
+                " file. Nothing was changed. Restore it from a backup"
+            )
+        (damage,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if damage != "ok":
+            raise MetadataUnusable(f"{self._path}: {damage}. Nothing was changed. Restore it from a backup")
 
     def _prepare(self, cluster_id: str) -> None:
         (stored_format,) = self._db.execute("PRAGMA user_version").fetchone()

@@ -85,13 +85,21 @@ def run_in_threads(calls: Sequence[Callable[[], None]]) -> None:
             future.result()
 
 
+class MetadataOpener(Protocol):
+    """Opens the metadata file, as `MetadataStore` does."""
+
+    def __call__(
+        self, path: Path, cluster_id: str, make_room: Callable[[], None], *, may_create: bool
+    ) -> MetadataStore: ...
+
+
 class StorageEnvironment(Value, kw_only=True):
     """The machine that a data directory stands on: the real one, or a simulation.
 
     run_concurrently  runs independent calls that wait for the disk
     make_syncer       built with callbacks for a log that is synced up to an offset, and for one that failed
     open_metadata     opens the metadata file: its path, the cluster it must belong to, a callback that frees
-                      room for a write
+                      room for a write, and whether it may be created (`MetadataStore`)
     start_cleaner     starts the process that compacts
     """
 
@@ -100,7 +108,7 @@ class StorageEnvironment(Value, kw_only=True):
     make_syncer: Callable[[Callable[[Log, Offset], None], Callable[[Log, StorageFailure], None]], Syncer] = (
         GroupCommit
     )
-    open_metadata: Callable[[Path, str, Callable[[], None]], MetadataStore] = MetadataStore
+    open_metadata: MetadataOpener = MetadataStore
     start_cleaner: Callable[[], Awaitable[CleanerProcess]] = start_cleaner_process
 
 
@@ -179,22 +187,40 @@ class DataDirectory:
             _log.error(
                 "the disk has no room for log.reserve.bytes, so producers are refused; free space on it"
             )
-        file, cluster_id = self._path / FILE_NAME, self._log_dir.meta.cluster_id
-        partitions = self._log_dir.list_partitions()
-        if partitions and not fs.exists(str(file)):
+        try:
+            store = self._open_metadata(self._path / FILE_NAME)
+        except TallystickError:
             self._log_dir.close_without_sync()
+            raise
+        self._syncer.start()
+        return store
+
+    def _open_metadata(self, file: Path) -> MetadataStore:
+        """Open the metadata that these partitions were written under. Raises: DataDirectoryUnusable."""
+        cluster_id, partitions = self._log_dir.meta.cluster_id, self._log_dir.list_partitions()
+        if partitions and not self._disk.fs.exists(str(file)):
             raise DataDirectoryUnusable(
                 f"{file} is missing, but there are {len(partitions)} partitions, {partitions[0]} first;"
                 " nothing was changed. Restore the file from a backup",
             )
-        store = self._disk.open_metadata(file, cluster_id, lambda: self._reserve.ensure_free(_METADATA_BYTES))
+        store = self._disk.open_metadata(
+            file,
+            cluster_id,
+            lambda: self._reserve.ensure_free(_METADATA_BYTES),
+            may_create=not partitions,
+        )
         if store.load_cluster_id() != cluster_id:
-            self._log_dir.close_without_sync()
             raise DataDirectoryUnusable(
                 f"{file} belongs to cluster {store.load_cluster_id()}, but meta.properties beside it to"
                 f" {cluster_id}; nothing was changed. Restore the two files from one backup"
             )
-        self._syncer.start()
+        # A topic is stored before its directories are made, and forgotten after they are gone.
+        topics = {topic.name for topic in (*store.load_topics(), *store.load_deleted_topics())}
+        if partitions and not any(partition.topic in topics for partition in partitions):
+            raise DataDirectoryUnusable(
+                f"{file} names none of the {len(partitions)} partitions beside it, {partitions[0]} first: it"
+                " is older, or another broker's; nothing was changed. Restore theirs from a backup"
+            )
         return store
 
     def open_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition:
