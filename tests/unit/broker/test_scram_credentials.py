@@ -22,8 +22,11 @@ SHA_256, SHA_512 = SCRAM_SHA_256.number, SCRAM_SHA_512.number
 STORED = {("alice", SHA_256): create_credential(SCRAM_SHA_256, "secret", 8192)}
 
 
+SIZES = {SHA_256: 32, SHA_512: 64}
+
+
 def upsert(user: str = "bob", mechanism: int = SHA_256, iterations: int = 4096) -> CredentialChange:
-    return CredentialChange(user, mechanism, SaltedPassword(b"salt", b"salted", iterations))
+    return CredentialChange(user, mechanism, SaltedPassword(b"salt", bytes(SIZES.get(mechanism, 32)), iterations))
 
 
 @pytest.mark.parametrize(
@@ -52,11 +55,20 @@ def test_a_change_alone(change: CredentialChange, code: ErrorCode | None) -> Non
 
 
 @pytest.mark.parametrize(
+    ("salt", "password"), [(b"salt", b""), (b"salt", bytes(31)), (b"salt", bytes(64)), (b"", bytes(32))]
+)
+def test_a_password_is_as_long_as_its_hash_and_salted(salt: bytes, password: bytes) -> None:
+    """Nobody has proved an empty one, so everybody could be this user."""
+    change = CredentialChange("bob", SHA_256, SaltedPassword(salt, password, 4096))
+    assert find_refusals(STORED, [change])["bob"].code is ErrorCode.UNACCEPTABLE_CREDENTIAL
+
+
+@pytest.mark.parametrize(
     ("size", "code"), [(0, None), (1024, None), (1025, ErrorCode.UNACCEPTABLE_CREDENTIAL)]
 )
 def test_a_salt_is_no_longer_than_what_a_stranger_may_be_answered(size: int, code: ErrorCode | None) -> None:
     """The first answer of a login has it, and with 16 MiB of salt a name alone would fetch 22 MB."""
-    change = CredentialChange("bob", SHA_256, SaltedPassword(bytes(size), b"salted", 4096))
+    change = CredentialChange("bob", SHA_256, SaltedPassword(bytes(size), bytes(32), 4096))
     refusal = find_refusals(STORED, [change]).get("bob")
     assert (refusal.code if refusal else None) == code
 

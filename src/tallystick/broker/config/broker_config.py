@@ -124,7 +124,11 @@ class BrokerConfig:
         600_000, "Connections that complete no request for this long are closed.", low=1
     )
     max_connections: int = setting(
-        INT32_MAX, "Maximum number of simultaneous connections.", kind=SettingType.INT, low=0, dynamic=True
+        INT32_MAX,
+        "Maximum number of simultaneous connections. 0, which Kafka takes, would let nobody in.",
+        kind=SettingType.INT,
+        low=1,
+        dynamic=True,
     )
     max_connections_per_ip: int = setting(
         INT32_MAX,

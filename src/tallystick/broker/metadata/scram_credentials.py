@@ -85,6 +85,14 @@ def _check_change(credentials: Credentials, change: CredentialChange) -> Reject 
         return Reject(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations")
     if password.iterations > SERVER_ITERATIONS_MAX:
         return Reject(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations")
+    length = MECHANISMS_BY_NUMBER[change.mechanism_number].hash_bytes
+    if len(password.salted_password) != length:
+        return Reject(
+            ErrorCode.UNACCEPTABLE_CREDENTIAL,
+            f"The salted password has {len(password.salted_password)} bytes, and its hash has {length}",
+        )
+    if not password.salt:
+        return Reject(ErrorCode.UNACCEPTABLE_CREDENTIAL, "The salt must not be empty")
     if len(password.salt) > SALT_BYTES_MAX:
         return Reject(
             ErrorCode.UNACCEPTABLE_CREDENTIAL,

@@ -51,6 +51,11 @@ class ScramMechanism(Value):
     hash_name: str
     number: int
 
+    @property
+    def hash_bytes(self) -> int:
+        """Length of its keys and of a salted password."""
+        return new_hash(self.hash_name).digest_size
+
 
 SCRAM_SHA_256: Final = ScramMechanism("SCRAM-SHA-256", "sha256", 1)
 SCRAM_SHA_512: Final = ScramMechanism("SCRAM-SHA-512", "sha512", 2)
