@@ -71,7 +71,7 @@ def test_every_problem_is_reported_at_once_and_unknown_names_get_a_hint() -> Non
         "num.partition: unknown setting; did you mean num.partitions?",
         "node.id: 'one' is not int, 0 to 2147483647",
         "flush.policy: 'never' is not one of ack, interval, os",
-        "max.connections: '-1' is not int, 0 to 2147483647",
+        "max.connections: '-1' is not int, 1 to 2147483647",
     ]
 
 

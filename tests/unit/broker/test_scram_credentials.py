@@ -26,7 +26,9 @@ SIZES = {SHA_256: 32, SHA_512: 64}
 
 
 def upsert(user: str = "bob", mechanism: int = SHA_256, iterations: int = 4096) -> CredentialChange:
-    return CredentialChange(user, mechanism, SaltedPassword(b"salt", bytes(SIZES.get(mechanism, 32)), iterations))
+    return CredentialChange(
+        user, mechanism, SaltedPassword(b"salt", bytes(SIZES.get(mechanism, 32)), iterations)
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,9 +65,7 @@ def test_a_password_is_as_long_as_its_hash_and_salted(salt: bytes, password: byt
     assert find_refusals(STORED, [change])["bob"].code is ErrorCode.UNACCEPTABLE_CREDENTIAL
 
 
-@pytest.mark.parametrize(
-    ("size", "code"), [(0, None), (1024, None), (1025, ErrorCode.UNACCEPTABLE_CREDENTIAL)]
-)
+@pytest.mark.parametrize(("size", "code"), [(1024, None), (1025, ErrorCode.UNACCEPTABLE_CREDENTIAL)])
 def test_a_salt_is_no_longer_than_what_a_stranger_may_be_answered(size: int, code: ErrorCode | None) -> None:
     """The first answer of a login has it, and with 16 MiB of salt a name alone would fetch 22 MB."""
     change = CredentialChange("bob", SHA_256, SaltedPassword(bytes(size), bytes(32), 4096))
