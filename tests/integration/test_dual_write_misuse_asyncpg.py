@@ -97,12 +97,12 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_transaction_ended_behind_the_writer_is_refused(shop: Shop, ending: str, goes_on: bool) -> None:
-    """[DW-11] asyncpg begins nothing by itself: what follows the end commits by itself."""
+    """[DW-11] asyncpg begins nothing by itself: what follows the end would commit by itself."""
 
     async def story() -> None:
         async with shop.open() as writer:
             await shop.pay(writer, "first")
-            with pytest.raises(NotYours, match="ended inside"):
+            with pytest.raises(NotYours, match=r"ended inside|ends the database"):
                 async with writer.transaction() as txn:
                     await shop.insert(txn, "before")
                     await txn.send(shop.topic, b"no")
@@ -113,9 +113,8 @@ def test_a_transaction_ended_behind_the_writer_is_refused(shop: Shop, ending: st
             await shop.pay(writer, "last")
 
     asyncio.run(story())
-    kept = ["before"] if "COMMIT" in ending else []
-    alone = ["after"] if goes_on else []
-    assert shop.rows == ["first", *kept, *alone, "last"]
+    kept = ["before"] if ending == "driver's COMMIT" else []
+    assert shop.rows == ["first", *kept, "last"]
     assert shop.records() == ["first", "last"]
 
 

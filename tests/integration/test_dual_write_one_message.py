@@ -123,9 +123,9 @@ def test_a_database_that_is_behind_is_told(make_world: MakeWorld) -> None:
 
 
 def test_a_transaction_that_was_ended_behind_the_writers_back(make_world: MakeWorld) -> None:
-    """[DW-11] The record would be in another transaction than the rows."""
+    """[DW-11] The record would be in another transaction than the rows. Only the mark shows that."""
     world = make_world()
-    refuse(world, ready_writer(world), NotYours, "ROLLBACK")
+    refuse(world, ready_writer(world), NotYours, "RESET tallystick.block")
 
 
 def test_a_commit_that_would_not_be_durable(make_world: MakeWorld) -> None:

@@ -110,7 +110,10 @@ def take_free(free: "LifoQueue[T]", limit_s: float) -> T | None:
 
 async def take_free_async(free: "asyncio.LifoQueue[T]", limit_s: float) -> T | None:
     try:
-        return await asyncio.wait_for(free.get(), limit_s) if limit_s > 0 else free.get_nowait()
+        if limit_s <= 0:
+            return free.get_nowait()
+        async with asyncio.timeout(limit_s):  # `wait_for` of Python 3.11 may swallow a cancellation
+            return await free.get()
     except (TimeoutError, asyncio.QueueEmpty):
         return None
 
@@ -155,7 +158,8 @@ def wait_event(event: threading.Event, limit_s: float) -> None:
 
 async def wait_event_async(event: asyncio.Event, limit_s: float) -> None:
     try:
-        await asyncio.wait_for(event.wait(), limit_s)
+        async with asyncio.timeout(limit_s):
+            await event.wait()
     except TimeoutError:
         pass
 

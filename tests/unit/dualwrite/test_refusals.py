@@ -6,7 +6,7 @@ import psycopg.errors
 import pymysql.err
 import pytest
 
-from tallystick.dualwrite.stores.refusals import ends_transaction, is_conflict, is_refusal
+from tallystick.dualwrite.stores.refusals import is_conflict, is_refusal
 from tallystick.lake.errors import TableBusy
 
 
@@ -61,25 +61,3 @@ def test_a_conflict_is_an_error_of_the_database() -> None:
     assert not is_conflict(KeyError(1213))
     assert is_conflict(TableBusy("others have committed first"))
     assert not is_conflict(pymysql.err.OperationalError(1062, "Duplicate entry"))
-
-
-@pytest.mark.parametrize(
-    ("statement", "on_postgresql", "on_mariadb"),
-    [
-        (" commit;", True, True),
-        ("END", True, True),
-        ("ROLLBACK", True, True),
-        ("ROLLBACK TO SAVEPOINT a", False, False),
-        ("rollback work to a", False, False),
-        ("START TRANSACTION", True, True),
-        ("SAVEPOINT a", False, False),
-        ("CREATE TABLE t (n INT)", False, True),
-        ("CREATE TEMPORARY TABLE t (n INT)", False, False),
-        ("TRUNCATE t", False, True),
-        ("INSERT INTO t VALUES ('COMMIT')", False, False),
-        ("", False, False),
-    ],
-)
-def test_what_ends_a_transaction(statement: str, on_postgresql: bool, on_mariadb: bool) -> None:
-    assert ends_transaction(statement, "postgresql") is on_postgresql
-    assert ends_transaction(statement, "mysql") is on_mariadb

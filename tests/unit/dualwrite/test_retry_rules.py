@@ -41,6 +41,12 @@ def while_handling(exc: Exception, context: BaseException) -> Exception:
     return exc
 
 
+def stale_connection() -> Exception:
+    """An error of a pooled connection that the server has ended meanwhile, as SQLAlchemy raises it."""
+    lost = pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query")
+    return sqlalchemy.exc.OperationalError("BEGIN", {}, lost, connection_invalidated=True)
+
+
 def in_doubt(outcome: own.Outcome = own.Outcome.UNKNOWN) -> own.WriteInDoubt:
     doubt = own.WriteInDoubt("the answer was lost", {})
     doubt.set_outcome(outcome)
@@ -171,7 +177,11 @@ def test_an_outage_is_told_by_its_cause(failure: Exception, expected: bool) -> N
         (sqlalchemy.exc.OperationalError("INSERT", {}, DEADLOCK), Failure.CONFLICT),
         (sqlalchemy.exc.OperationalError("BEGIN IMMEDIATE", {}, locked()), Failure.CONFLICT),
         (psycopg.errors.UniqueViolation(), Failure.OTHER),
-        (psycopg.errors.AdminShutdown(), Failure.OTHER),
+        (psycopg.errors.AdminShutdown(), Failure.LOST_CONNECTION),
+        (psycopg.OperationalError("the connection is closed"), Failure.LOST_CONNECTION),
+        (stale_connection(), Failure.LOST_CONNECTION),
+        (sqlite3.OperationalError("no such table: payments"), Failure.OTHER),
+        (sqlalchemy.exc.OperationalError("SELECT", {}, pymysql.err.OperationalError(1054)), Failure.OTHER),
         (ValueError("no such order"), Failure.OTHER),
         (refused(ErrorCode.TRANSACTION_ABORTABLE), Failure.REFUSED_BY_KAFKA),
         (refused(ErrorCode.NOT_ENOUGH_REPLICAS), Failure.REFUSED_BY_KAFKA),

@@ -64,6 +64,7 @@ class Transaction(DatabaseHalf[D]):
         self._producers = producers
         self._steps = steps
         self._offsets = offsets
+        self._savepoints: list[Savepoint] = []  # that are open, the outermost first
 
     async def send(
         self,
@@ -141,21 +142,29 @@ class Transaction(DatabaseHalf[D]):
                 part.send("payments", b"...")
 
         A record that is refused rolls the savepoint back; the whole transaction is then refused if its error
-        does not end the block, since other records of the savepoint may have been sent.
+        does not end the block, since other records of the savepoint may have been sent. Inside another
+        savepoint, records wait for the end of that one.
         Raises: NotYours for a store without savepoints.
         """
         part = Savepoint(self.send, self.send_batch)
         async with AsyncExitStack() as stack:
             flush = await stack.enter_async_context(begin_savepoint(self.database))
             with keep_open_if_forked(self.owning_process, stack):
-                yield part
+                self._savepoints.append(part)
+                try:
+                    yield part
+                finally:
+                    self._savepoints.remove(part)
                 self.check_process()
                 if callable(flush):
                     await flush()
                 for place, send in enumerate(part.queued_sends):  # before any is sent
                     part.queued_sends[place] = await self._serialize_queued(send)
-                for send in part.queued_sends:  # a refusal still rolls the savepoint back
-                    await send()
+                if not self._savepoints:
+                    for send in part.queued_sends:  # a refusal still rolls the savepoint back
+                        await send()
+        if self._savepoints:
+            self._savepoints[-1].queued_sends += part.queued_sends
 
     async def _serialize_queued(self, queued: Callable[[], Any]) -> Callable[[], Any]:
         """Return a queued send with bytes for keys and values. Raises: SerializationFailed."""

@@ -66,6 +66,7 @@ class Transaction(DatabaseHalf[D]):
         self._producers = producers
         self._steps = steps
         self._offsets = offsets
+        self._savepoints: list[Savepoint] = []  # that are open, the outermost first
 
     def send(
         self,
@@ -143,21 +144,29 @@ class Transaction(DatabaseHalf[D]):
                 part.send("payments", b"...")
 
         A record that is refused rolls the savepoint back; the whole transaction is then refused if its error
-        does not end the block, since other records of the savepoint may have been sent.
+        does not end the block, since other records of the savepoint may have been sent. Inside another
+        savepoint, records wait for the end of that one.
         Raises: NotYours for a store without savepoints.
         """
         part = Savepoint(self.send, self.send_batch)
         with ExitStack() as stack:
             flush = stack.enter_context(begin_savepoint(self.database))
             with keep_open_if_forked(self.owning_process, stack):
-                yield part
+                self._savepoints.append(part)
+                try:
+                    yield part
+                finally:
+                    self._savepoints.remove(part)
                 self.check_process()
                 if callable(flush):
                     flush()
                 for place, send in enumerate(part.queued_sends):  # before any is sent
                     part.queued_sends[place] = self._serialize_queued(send)
-                for send in part.queued_sends:  # a refusal still rolls the savepoint back
-                    send()
+                if not self._savepoints:
+                    for send in part.queued_sends:  # a refusal still rolls the savepoint back
+                        send()
+        if self._savepoints:
+            self._savepoints[-1].queued_sends += part.queued_sends
 
     def _serialize_queued(self, queued: Callable[[], Any]) -> Callable[[], Any]:
         """Return a queued send with bytes for keys and values. Raises: SerializationFailed."""

@@ -4,6 +4,7 @@ Work is repeated only if it is certain that neither half of its transaction is c
 may end differently:
 
 - the database refused it because of another transaction: a deadlock, a serialization failure;
+- the connection to the database was lost before COMMIT was sent, such as one that had been idle in a pool;
 - Kafka refused something before the decision, and may not refuse it the next time;
 - it was in doubt, and recovery has found that neither half is committed.
 
@@ -38,7 +39,7 @@ from tallystick.dualwrite.errors import (
     Torn,
     WriteInDoubt,
 )
-from tallystick.dualwrite.stores.refusals import is_conflict
+from tallystick.dualwrite.stores.refusals import is_conflict, is_connection_lost
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.settings import BadConfig
@@ -113,6 +114,7 @@ class Failure(Enum):
     """What a failed run means for both halves, as far as its exception tells."""
 
     CONFLICT = "neither half is committed: the database refused it because of another transaction"
+    LOST_CONNECTION = "neither half is committed: the database's connection was lost before COMMIT was sent"
     REFUSED_BY_KAFKA = "neither half is committed: Kafka refused it for now, before the decision"
     NOT_COMMITTED = "neither half is committed: recovery has found that out"
     COMMITTED = "both halves are committed: recovery has found that out"
@@ -133,6 +135,7 @@ class NextStep(Enum):
 # A failure while runs are left, and after the last one.
 _NEXT_STEPS: Final = {
     Failure.CONFLICT: (NextStep.RUN_AGAIN, NextStep.RAISE),
+    Failure.LOST_CONNECTION: (NextStep.RUN_AGAIN, NextStep.RAISE),
     Failure.REFUSED_BY_KAFKA: (NextStep.RUN_AGAIN, NextStep.RAISE),
     Failure.NOT_COMMITTED: (NextStep.RUN_AGAIN, NextStep.RAISE),
     Failure.COMMITTED: (NextStep.RETURN, NextStep.RETURN),
@@ -177,7 +180,9 @@ def classify_failure(failure: BaseException, *, is_own_doubt: bool, is_recovered
         return Failure.REFUSED_BY_KAFKA if _is_temporary(refusal) else Failure.OTHER
     if isinstance(failure, DualWriteError):
         return Failure.OTHER
-    return Failure.CONFLICT if is_conflict(failure) else Failure.OTHER
+    if is_conflict(failure):
+        return Failure.CONFLICT
+    return Failure.LOST_CONNECTION if is_connection_lost(failure) else Failure.OTHER
 
 
 def is_outage(failure: BaseException) -> bool:

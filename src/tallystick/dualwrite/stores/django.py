@@ -9,8 +9,8 @@ its own, for which it waits for the row's lock [DW-1], [DW-2].
 
 The block must be the outermost one. Inside another block, of ATOMIC_REQUESTS or of a TestCase, leaving it
 would commit nothing, and the rows would be committed after the Kafka half, or never; so that is refused.
-Callbacks of `transaction.on_commit` run when the database half is committed; an exception in one is logged,
-as with Django's `robust` callbacks, because both halves are decided by then.
+Callbacks of `transaction.on_commit` run when the database half is committed, all of them as if registered
+with `robust=True`: both halves are decided by then, so an exception in one is logged, and the others run.
 
 The tables are those of SqlStore. Source: Django, `django/db/transaction.py` `Atomic.__exit__`: it exits
 silently, committing nothing, when the connection was closed or marked for rollback.
@@ -18,8 +18,9 @@ silently, committing nothing, when the connection was closed or marked for rollb
 
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from django.db import DatabaseError, IntegrityError, ProgrammingError, connections, transaction
@@ -40,7 +41,9 @@ from tallystick.dualwrite.stores.durability import (
     check_sqlite,
     parse_allowed,
 )
+from tallystick.dualwrite.stores.ending import ends_transaction, is_outside_transaction
 from tallystick.dualwrite.stores.refusals import (
+    ENDING_STATEMENT_TEXT,
     ORPHANED_RECORDS_TEXT,
     TRANSACTION_ENDED_TEXT,
     is_refusal,
@@ -110,12 +113,12 @@ class DjangoTransaction:
         """
         self._atomic.__enter__()
         transaction.on_commit(self._set_committed, using=self._alias)
-        self._connection.execute_wrappers.append(self._track_statement)
         with self._connection.cursor() as cursor:
             if self._connection.vendor == "postgresql":
                 cursor.execute("SELECT set_config(%s, %s, true)", [_MARK_SETTING, self._mark])
             else:
                 cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
+            self._connection.execute_wrappers.append(self._track_statement)
             _check_durable(self._connection.vendor, cursor, self._allowed)
 
     def sent(self) -> None:
@@ -216,6 +219,7 @@ class DjangoTransaction:
             raise NotCommitted(
                 NotYours("the block was marked for rollback, or its connection closed; it did not commit")
             )
+        _make_robust(self._connection)
         try:
             atomic.__exit__(None, None, None)
         except Exception as exc:
@@ -251,7 +255,14 @@ class DjangoTransaction:
         return atomic
 
     def _track_statement(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        """Execute a statement and track savepoints, including those of inner `atomic` blocks."""
+        """Execute a statement and track savepoints, including those of inner `atomic` blocks.
+
+        Raises: NotYours before a statement that ends the transaction, or is outside of it by now.
+        """
+        if is_outside_transaction(self._connection.connection):
+            raise NotYours(TRANSACTION_ENDED_TEXT)
+        if ends_transaction(str(sql), self._connection.vendor):
+            raise NotYours(f"{' '.join(str(sql).split())[:40]!r}: {ENDING_STATEMENT_TEXT}")
         result = execute(sql, params, many, context)
         match parse_savepoint(str(sql)):
             case "SAVEPOINT", name:
@@ -481,6 +492,25 @@ def _read_row(cursor: Any, transactional_id: str) -> StoredState | None:
     )
     row = cursor.fetchone()
     return None if row is None else from_columns(dict(zip(COLUMNS, row, strict=True)))
+
+
+def _make_robust(connection: Any) -> None:
+    """Let each callback of `on_commit` run, whatever those before it raise.
+
+    Django's own `robust` does the same, but for a `functools.partial`, whose name it cannot log. Source:
+    `BaseDatabaseWrapper.on_commit`; the second item of each entry is the callback.
+    """
+    connection.run_on_commit = [
+        (savepoints, partial(_call_robustly, callback), *rest)
+        for savepoints, callback, *rest in connection.run_on_commit
+    ]
+
+
+def _call_robustly(callback: Callable[[], object]) -> None:
+    try:
+        callback()
+    except Exception:
+        _LOG.exception("a callback of on_commit failed; the transaction is committed")
 
 
 def _exit_block(atomic: Any, because: BaseException) -> None:

@@ -56,11 +56,37 @@ def is_conflict(exc: BaseException | None) -> bool:
     return False
 
 
+_POSTGRESQL_ENDS: Final = ("08", "57P01", "57P02", "57P03")  # connection exception, shutdown, restart
+
+
+def is_connection_lost(exc: BaseException | None) -> bool:
+    """Return whether an error is that of a connection that is lost, or was ended by the server.
+
+    SQLAlchemy says so. Beneath Django, the error of a driver of PostgreSQL has a code of that class, or none,
+    because the server has not given one.
+    """
+    while exc is not None:
+        if getattr(exc, "connection_invalidated", False):
+            return True
+        kinds = {each.__name__ for each in type(exc).__mro__}
+        code = getattr(exc, "sqlstate", getattr(exc, "pgcode", ""))
+        if kinds & {"OperationalError", "InterfaceError"} and (
+            code is None or code.startswith(_POSTGRESQL_ENDS)
+        ):
+            return True
+        exc = exc.__cause__
+    return False
+
+
 TRANSACTION_ENDED_TEXT: Final = (
     "the database transaction was ended inside the block, by a COMMIT or ROLLBACK of its own or by a "
     "statement that commits by itself (DDL on MySQL and MariaDB). Rows written before that are gone after a "
     "ROLLBACK and committed after a COMMIT; nothing else of this block is, and no record. Leave both to the "
     "writer; a savepoint is yours"
+)
+ENDING_STATEMENT_TEXT: Final = (
+    "it ends the database transaction, with its rows and without its records. It was not sent. Leave COMMIT "
+    "and ROLLBACK to the writer; a savepoint is yours, and a statement that commits by itself belongs outside"
 )
 ORPHANED_RECORDS_TEXT: Final = (
     "records were sent inside a savepoint that was rolled back, and they would be committed without its "
@@ -80,27 +106,6 @@ def parse_savepoint(statement: str) -> tuple[str, str] | None:
         case ["ROLLBACK", *between] if "TO" in between:
             return "ROLLBACK TO", words[-1].lower()
     return None
-
-
-_ENDING_WORDS: Final = frozenset(("COMMIT", "END", "ROLLBACK", "ABORT", "BEGIN", "START"))
-_MYSQL_COMMITTING_WORDS: Final = frozenset(
-    ("ALTER", "CREATE", "DROP", "GRANT", "LOCK", "RENAME", "REVOKE", "TRUNCATE", "UNLOCK")
-)
-
-
-def ends_transaction(statement: str, dialect: str) -> bool:
-    """Return whether a statement by its first words ends the transaction that it is sent in.
-
-    Sources: PostgreSQL and SQLite, "COMMIT", "ROLLBACK"; MariaDB, "SQL statements that cause an implicit
-    commit". It does not see what a procedure or a second statement in the same text does.
-    """
-    words = statement[:100].upper().replace(";", " ").split()
-    first = words[0] if words else ""
-    if first == "ROLLBACK":
-        return "TO" not in words[1:3]
-    if first in ("CREATE", "DROP") and "TEMPORARY" in words[1:4]:
-        return False
-    return first in _ENDING_WORDS or (dialect in ("mysql", "mariadb") and first in _MYSQL_COMMITTING_WORDS)
 
 
 _QUOTES_REMOVED: Final = str.maketrans("", "", '"`;')

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Final, ParamSpec, cast
 
 from sqlalchemy import Connection, CursorResult, Engine, MetaData
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import Session
 
 from tallystick.dualwrite.errors import (
     BadStore,
@@ -98,13 +98,14 @@ class SqlTransaction:
 
     @contextmanager
     def savepoint(self) -> Iterator[Callable[[], None]]:
-        """Begin a savepoint of the connection, and one of the session. The value flushes the session.
+        """Begin a savepoint of the session, for all rows of the connection. The value flushes the session.
 
-        The session's own is begun only when the session is used. It drops what is not flushed if the block
-        raises: a later flush would write it [DW-2].
+        It ends through the session, which so knows what has become of its objects, and drops what is not
+        flushed if the block raises: a later flush would write it [DW-2].
         """
         self._check_open()  # what was added before the block is not in it
-        with self._connection.begin_nested(), self.session.begin_nested():
+        with self.session.begin_nested():
+            self.session.connection()  # SQLAlchemy sends SAVEPOINT only when the session is used
             yield self._check_open
 
     def flush(self) -> None:
@@ -224,15 +225,13 @@ class SqlTransaction:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
 
     def rollback(self) -> None:
-        session, session_txn = self._session, None
-        if session is not None and not (self._is_committed or self._is_in_doubt):
-            session_txn = get_session(session).get_transaction()
-        has_begun = session_txn is not None and session_txn.is_active
+        """Roll back through the session, which returns its objects to what they were [DW-27]."""
+        session = self._session
         try:
-            self._close()
+            if session is not None and not (self._is_committed or self._is_in_doubt):
+                _roll_back_session(session)
         finally:
-            if session is not None and session_txn is not None and has_begun:
-                _run_hooks(session, _after_rollback, session_txn)
+            self._close()
 
     def abandon(self) -> None:
         """Detach the connection in a forked child, where it must be neither used nor closed."""
@@ -242,7 +241,7 @@ class SqlTransaction:
         """Close the session and connection; the pool rolls back anything uncommitted."""
         try:
             if self._session is not None:
-                self._session.close()
+                call_with_session(self._session, self._guard.close, is_kept=self._is_committed)
         finally:
             listened, self._watched_driver = self._watched_driver, None
             if listened is not None:
@@ -487,9 +486,13 @@ def _after_commit(session: Session) -> None:
     session.dispatch.after_commit(session)
 
 
-def _after_rollback(session: Session, session_txn: SessionTransaction) -> None:
-    session.dispatch.after_rollback(session)
-    session.dispatch.after_soft_rollback(session, session_txn)
+def _roll_back_session(session: Session) -> None:
+    """Roll back a session. An error of its hooks, or of a lost connection, changes nothing any more."""
+    while session.in_transaction():  # a hook of a savepoint that raises leaves the transaction around it
+        try:
+            session.rollback()
+        except Exception:
+            _log.warning("a hook of a session failed after its transaction had ended", exc_info=True)
 
 
 def _release_mark(connection: Connection) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Final, ParamSpec, cast
 from sqlalchemy import CursorResult, MetaData
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import Session
 
 from tallystick.dualwrite.errors import (
     BadStore,
@@ -104,13 +104,14 @@ class AsyncSqlTransaction:
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """Begin a savepoint of the connection, and one of the session. The value flushes the session.
+        """Begin a savepoint of the session, for all rows of the connection. The value flushes the session.
 
-        The session's own is begun only when the session is used. It drops what is not flushed if the block
-        raises: a later flush would write it [DW-2].
+        It ends through the session, which so knows what has become of its objects, and drops what is not
+        flushed if the block raises: a later flush would write it [DW-2].
         """
         await self._check_open()  # what was added before the block is not in it
-        async with self._connection.begin_nested(), self.session.begin_nested():
+        async with self.session.begin_nested():
+            await self.session.connection()  # SQLAlchemy sends SAVEPOINT only when the session is used
             yield self._check_open
 
     async def flush(self) -> None:
@@ -230,15 +231,13 @@ class AsyncSqlTransaction:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
 
     async def rollback(self) -> None:
-        session, session_txn = self._session, None
-        if session is not None and not (self._is_committed or self._is_in_doubt):
-            session_txn = get_session_async(session).get_transaction()
-        has_begun = session_txn is not None and session_txn.is_active
+        """Roll back through the session, which returns its objects to what they were [DW-27]."""
+        session = self._session
         try:
-            await self._close()
+            if session is not None and not (self._is_committed or self._is_in_doubt):
+                await _roll_back_session(session)
         finally:
-            if session is not None and session_txn is not None and has_begun:
-                await _run_hooks(session, _after_rollback, session_txn)
+            await self._close()
 
     def abandon(self) -> None:
         """Detach the connection in a forked child, where it must be neither used nor closed."""
@@ -248,7 +247,7 @@ class AsyncSqlTransaction:
         """Close the session and connection; the pool rolls back anything uncommitted."""
         try:
             if self._session is not None:
-                await self._session.close()
+                await call_with_session_async(self._session, self._guard.close, is_kept=self._is_committed)
         finally:
             listened, self._watched_driver = self._watched_driver, None
             if listened is not None:
@@ -493,9 +492,13 @@ def _after_commit(session: Session) -> None:
     session.dispatch.after_commit(session)
 
 
-def _after_rollback(session: Session, session_txn: SessionTransaction) -> None:
-    session.dispatch.after_rollback(session)
-    session.dispatch.after_soft_rollback(session, session_txn)
+async def _roll_back_session(session: AsyncSession) -> None:
+    """Roll back a session. An error of its hooks, or of a lost connection, changes nothing any more."""
+    while session.in_transaction():  # a hook of a savepoint that raises leaves the transaction around it
+        try:
+            await session.rollback()
+        except Exception:
+            _log.warning("a hook of a session failed after its transaction had ended", exc_info=True)
 
 
 async def _release_mark(connection: AsyncConnection) -> None:

@@ -5,14 +5,25 @@ The listeners of connections are registered once for each store, on an engine of
 to register them for each transaction costs more than to begin it.
 """
 
+from contextlib import suppress
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
-from sqlalchemy import Connection, Engine, event
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy import Connection, Engine, event, inspect
+from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.orm import (
+    InstanceState,
+    Session,
+    SessionTransaction,
+    UOWTransaction,
+    make_transient,
+    make_transient_to_detached,
+)
 
 from tallystick.dualwrite.errors import NotYours
+from tallystick.dualwrite.stores.ending import ends_transaction, is_outside_transaction
 from tallystick.dualwrite.stores.refusals import (
+    ENDING_STATEMENT_TEXT,
     ORPHANED_RECORDS_TEXT,
     TRANSACTION_ENDED_TEXT,
     parse_savepoint,
@@ -29,10 +40,13 @@ class TransactionGuard:
     def __init__(self, connection: Connection) -> None:
         self.is_ending = False
         self._connection = connection
+        self._root = connection.get_transaction()
         self._sent_count = 0
         self._sent_at_savepoint: dict[str, int] = {}
         self._sent_at_nested: dict[SessionTransaction, int] = {}
         self._has_orphaned_records = False
+        self._inserted: WeakSet[InstanceState[Any]] = WeakSet()
+        self._changed: WeakSet[InstanceState[Any]] = WeakSet()
         _guards[connection] = self
 
     def watch(self, session: Session) -> None:
@@ -41,6 +55,34 @@ class TransactionGuard:
         event.listen(session, "after_begin", self._check_bind)
         event.listen(session, "after_transaction_create", self._on_nested)
         event.listen(session, "after_soft_rollback", self._on_nested_rollback)
+        event.listen(session, "after_flush", self._note_flushed)
+
+    def close(self, session: Session, *, is_kept: bool) -> None:
+        """Close a session, whose rows are committed, or are taken for rolled back [DW-27].
+
+        SQLAlchemy takes an object that was flushed for one that is in the database: added once more, it is
+        not inserted. Where no rollback of the session has told it otherwise, because the outcome is in doubt
+        or the user has closed the session before, the objects are returned here to what they were.
+        """
+        if not is_kept:
+            for state in (*self._inserted, *self._changed):
+                self._restore(session, state)
+            session.expire_all()
+        session.close()
+
+    def _restore(self, session: Session, state: InstanceState[Any]) -> None:
+        instance = state.obj()
+        if instance is None or state.session not in (session, None) or state.transient or state.pending:
+            return
+        if state in self._inserted:
+            make_transient(instance)
+            return
+        if state.deleted or state.was_deleted:
+            make_transient(instance)
+            make_transient_to_detached(instance)
+        if state.detached:
+            with suppress(InvalidRequestError):  # the session has another object of that row
+                session.add(instance)
 
     def release(self) -> None:
         """Let go of the connection before it returns to the pool."""
@@ -58,17 +100,14 @@ class TransactionGuard:
     def check_in_transaction(self) -> None:
         """Raise NotYours if the driver knows that the next statement would commit by itself [DW-11].
 
-        The record would then decide for rows that are gone. SQLite is outside of a transaction if the driver
-        begins none (`isolation_level=None`), MySQL after SET autocommit. Costs no round trip.
+        The record would then decide for rows that are gone. A driver may know that it is in no transaction,
+        or be told so by SET autocommit of MySQL. Costs no round trip.
         """
         if self._connection.invalidated:
             return
         driver: Any = self._connection.connection.driver_connection
-        if self._connection.dialect.name == "sqlite":
-            commits_each = not driver.in_transaction
-        else:  # only drivers of MySQL know it; PostgreSQL's statements check the mark
-            commits_each = hasattr(driver, "get_autocommit") and driver.get_autocommit()
-        if commits_each:
+        commits_each = hasattr(driver, "get_autocommit") and driver.get_autocommit()  # drivers of MySQL
+        if commits_each or is_outside_transaction(driver):
             raise NotYours(TRANSACTION_ENDED_TEXT)
 
     def flush(self, session: Session) -> None:
@@ -97,6 +136,14 @@ class TransactionGuard:
                 "session_factory without other binds"
             )
 
+    def check_statement(self, statement: str) -> None:
+        """Raise NotYours before a statement that ends the transaction, or is outside of it by now."""
+        if self._connection.get_transaction() is not self._root:  # SQLAlchemy has ended it, and knows
+            return
+        self.check_in_transaction()
+        if ends_transaction(statement, self._connection.dialect.name):
+            raise NotYours(f"{' '.join(statement.split())[:40]!r}: {ENDING_STATEMENT_TEXT}")
+
     def on_statement(self, statement: str) -> None:
         """Track savepoints, both SQLAlchemy's own and those in SQL text."""
         match parse_savepoint(statement):
@@ -111,6 +158,10 @@ class TransactionGuard:
         """Track statements sent to asyncpg directly; its report is too late to order them against records."""
         if parse_savepoint(logged.query) is not None and logged.query.startswith("ROLLBACK"):
             self._has_orphaned_records = self._has_orphaned_records or self._sent_count > 0
+
+    def _note_flushed(self, session: Session, _: UOWTransaction) -> None:
+        self._inserted.update(map(inspect, session.new))
+        self._changed.update(map(inspect, (*session.dirty, *session.deleted)))
 
     def _on_nested(self, _: Session, nested_txn: SessionTransaction) -> None:
         if nested_txn.nested:
@@ -130,6 +181,7 @@ _guards: WeakKeyDictionary[Connection, TransactionGuard] = WeakKeyDictionary()
 def watch_engine(engine: Engine) -> None:
     """Let the guards of connections of `engine` know of their statements and commits."""
     event.listen(engine, "commit", _before_commit)
+    event.listen(engine, "before_cursor_execute", _before_statement)
     event.listen(engine, "after_cursor_execute", _after_statement)
 
 
@@ -137,6 +189,12 @@ def _before_commit(connection: Connection) -> None:
     guard = _guards.get(connection)
     if guard is not None:
         guard.check_commit()
+
+
+def _before_statement(connection: Connection, _: Any, statement: str, *__: Any) -> None:
+    guard = _guards.get(connection)
+    if guard is not None:
+        guard.check_statement(statement)
 
 
 def _after_statement(connection: Connection, _: Any, statement: str, *__: Any) -> None:
