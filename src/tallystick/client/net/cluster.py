@@ -254,8 +254,8 @@ class Cluster:
                 assert isinstance(response, answer)
                 return response
         if not self.image.nodes and all(isinstance(failure, NotKafka) for failure in failures):
-            addresses = ",".join(map(str, self.config.bootstrap_addresses))
-            raise BadAnswer(addresses, "ApiVersions", "; ".join(failure.what() for failure in failures))
+            at_bootstrap = ",".join(map(str, self.config.bootstrap_addresses))
+            raise BadAnswer(at_bootstrap, "ApiVersions", "; ".join(failure.what() for failure in failures))
         if len(failures) == 1 or all(isinstance(failure, NotSupported) for failure in failures):
             raise failures[0]
         addresses = map(self.connections.find_address, self.connections.list_candidates())
