@@ -17,6 +17,7 @@ silently, committing nothing, when the connection was closed or marked for rollb
 """
 
 import logging
+import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from django.db import DatabaseError, IntegrityError, ProgrammingError, connectio
 from django.db import OperationalError as DjangoOperationalError
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.forks import leak_reference, watch_forks
 from tallystick.dualwrite.model import KEYS_TABLE, LEASE_TABLE, TABLE, StoredState, from_columns, to_columns
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
@@ -85,7 +87,7 @@ class DjangoTransaction:
         self._alias = store.using
         self._allowed = store.allowed_risks
         self._committed = False
-        self._connection = connections[store.using]
+        self._connection = store.get_connection()
         _check_outermost(self._connection)
         # durable: Django itself raises if another block is opened around this one after all.
         self._atomic: Any = transaction.atomic(using=store.using, durable=True)
@@ -291,10 +293,40 @@ class DjangoStore:
         if vendor not in _COLLATION:
             raise BadStore(f"{using!r} is {vendor}; DjangoStore knows {' and '.join(_COLLATION)}")
         self.database_system = vendor
+        self._why_refused = ""
+        watch_forks(self)
+
+    def leave_to_parent(self) -> None:
+        """Drop the connection of the thread that forks, so that Django opens another one in this process.
+
+        It is not closed, since that would be sent to the parent's server. No other thread exists here.
+        """
+        connection = connections[self.using]
+        if connection.connection is None:
+            return
+        leak_reference(connection.connection)
+        if connection.in_atomic_block:
+            self._why_refused = "was in a transaction of {alias}, which is the parent's"
+        elif connection.vendor == "sqlite":
+            self._why_refused = "had {alias} open, and SQLite cannot be used across a fork"
+        elif connection.settings_dict["OPTIONS"].get("pool"):
+            self._why_refused = "had a connection of {alias}'s pool, which cannot be used across a fork"
+        else:
+            del connections[self.using]
+
+    def get_connection(self) -> Any:
+        """Return Django's connection of this thread. Raises: NotYours where it is the parent's [DW-11]."""
+        if self._why_refused:
+            raise NotYours(
+                f"process {os.getppid()} {self._why_refused.format(alias=repr(self.using))}, when it forked this "
+                "one: nothing was done here. Before the fork, leave the transaction and close the connection: "
+                f"connections[{self.using!r}].close(), and .close_pool() if it has a pool"
+            )
+        return connections[self.using]
 
     def create(self) -> None:
         """Create the tables if missing, for example from a migration's RunPython. Raises: BadStore."""
-        connection = connections[self.using]
+        connection = self.get_connection()
         with transaction.atomic(using=self.using), connection.cursor() as cursor:
             if connection.vendor == "postgresql":
                 # Under concurrent creation, IF NOT EXISTS lets one of them fail.
@@ -334,7 +366,7 @@ class DjangoStore:
     @contextmanager
     def _claiming(self) -> Iterator[tuple[Any, Any]]:
         """Open a transaction with a limited wait for locks, which the end of the block commits."""
-        connection = connections[self.using]
+        connection = self.get_connection()
         _check_outermost(connection)
         try:
             with transaction.atomic(using=self.using, durable=True), connection.cursor() as cursor:
@@ -371,7 +403,7 @@ class DjangoStore:
 
     def release_thread(self) -> None:
         """Close the connection of a background thread, which no end of a request closes."""
-        connections[self.using].close()
+        self.get_connection().close()
 
     def begin(self) -> DjangoTransaction:
         """Open the block. Raises: NotYours inside another block; UnsafeStore."""
@@ -395,12 +427,12 @@ class DjangoStore:
 
     def read_state(self, transactional_id: str) -> StoredState | None:
         """Return the committed row."""
-        with connections[self.using].cursor() as cursor:
+        with self.get_connection().cursor() as cursor:
             return _read_row(cursor, transactional_id)
 
     def transactional_ids(self) -> Iterable[str]:
         """Return every id that has a row, in order."""
-        with connections[self.using].cursor() as cursor:
+        with self.get_connection().cursor() as cursor:
             cursor.execute(f"SELECT transactional_id FROM {TABLE} ORDER BY transactional_id")
             return [str(row[0]) for row in cursor.fetchall()]
 
@@ -411,7 +443,7 @@ class DjangoStore:
         all of it.
         Returns: the number of keys deleted.
         """
-        connection = connections[self.using]
+        connection = self.get_connection()
         now = NOW_MS_SQL[connection.vendor]
         with connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {KEYS_TABLE} WHERE created_at < {now} - %s", [older_than_ms])

@@ -35,9 +35,11 @@ from tallystick.dualwrite.stores.sql_calls import (
     derive_guarded_engine,
     get_connection,
     get_driver_connection,
+    get_engine,
     get_session,
     roll_back_driver,
 )
+from tallystick.dualwrite.stores.sql_forks import PoolAcrossForks
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
 from tallystick.kernel.check import require
@@ -305,6 +307,7 @@ class SqlStore:
         record = self.tables.record("postgresql", compares=True)
         self.commit_texts = sql_one_message.CommitTexts(record, self.allowed_risks)
         self._engine = derive_guarded_engine(engine)
+        self._pool = PoolAcrossForks(get_engine(self._engine))
         self._session_factory = session_factory
 
     @property
@@ -314,10 +317,11 @@ class SqlStore:
 
     def create(self) -> None:
         """Create the tables if missing. Raises: BadStore for tables of another version."""
-        with self._engine.begin() as connection:
+        with self._connect() as connection:
             call_with_connection(connection, self.tables.create)
             call_with_connection(connection, self.lease_table.create)
             call_with_connection(connection, sql_table.create_table, self.keys.keys)
+            connection.commit()
 
     def claim(self, transactional_id: str) -> StoredState:
         return self._claim(transactional_id)
@@ -355,7 +359,7 @@ class SqlStore:
 
     def read_leases(self, base: str | None = None) -> LeaseList:
         try:
-            with self._engine.connect() as connection:
+            with self._connect() as connection:
                 now = connection.execute(self.lease_table.read_now(connection.dialect.name))
                 now_ms = now.scalar_one()
                 rows = connection.execute(self.lease_table.read(base)).mappings().all()
@@ -414,15 +418,15 @@ class SqlStore:
             raise
 
     def read_state(self, transactional_id: str) -> StoredState | None:
-        with self._engine.connect() as connection:
+        with self._connect() as connection:
             return self._read_row(connection, transactional_id)
 
     def transactional_ids(self) -> Iterable[str]:
-        with self._engine.connect() as connection:
+        with self._connect() as connection:
             return connection.execute(self.tables.ids()).scalars().all()
 
     def read_offsets(self, group: str) -> Mapping[TopicPartition, int]:
-        with self._engine.connect() as connection:
+        with self._connect() as connection:
             rows = connection.execute(self.tables.read_offsets(group)).mappings()
             return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], rows))
 
@@ -444,6 +448,11 @@ class SqlStore:
     def close(self) -> None:
         """Do nothing: the caller owns the engine."""
 
+    def _connect(self) -> Connection:
+        """Return a connection of this process [DW-11]."""
+        self._pool.check_process()
+        return self._engine.connect()
+
     def new_session(self, bind: Connection) -> Session:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
 
@@ -455,7 +464,7 @@ class SqlStore:
         """Return a connection that passed the durability checks, in a transaction."""
         connection: Connection | None = None
         try:
-            connection = self._engine.connect()
+            connection = self._connect()
             dialect = connection.dialect.name
             call_with_connection(connection, sql_table.check_durable, self.allowed_risks)
             if claiming and dialect != "sqlite":

@@ -41,9 +41,11 @@ from tallystick.dualwrite.stores.sql_calls import (
     derive_guarded_engine_async,
     get_connection_async,
     get_driver_connection_async,
+    get_engine_async,
     get_session_async,
     roll_back_driver,
 )
+from tallystick.dualwrite.stores.sql_forks import PoolAcrossForks
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
 from tallystick.kernel.check import require
@@ -311,6 +313,7 @@ class AsyncSqlStore:
         record = self.tables.record("postgresql", compares=True)
         self.commit_texts = sql_one_message.CommitTexts(record, self.allowed_risks)
         self._engine = derive_guarded_engine_async(engine)
+        self._pool = PoolAcrossForks(get_engine_async(self._engine))
         self._session_factory = session_factory
 
     @property
@@ -320,10 +323,11 @@ class AsyncSqlStore:
 
     async def create(self) -> None:
         """Create the tables if missing. Raises: BadStore for tables of another version."""
-        async with self._engine.begin() as connection:
+        async with self._connect() as connection:
             await call_with_connection_async(connection, self.tables.create)
             await call_with_connection_async(connection, self.lease_table.create)
             await call_with_connection_async(connection, sql_table.create_table, self.keys.keys)
+            await connection.commit()
 
     async def claim(self, transactional_id: str) -> StoredState:
         return await self._claim(transactional_id)
@@ -361,7 +365,7 @@ class AsyncSqlStore:
 
     async def read_leases(self, base: str | None = None) -> LeaseList:
         try:
-            async with self._engine.connect() as connection:
+            async with self._connect() as connection:
                 now = await connection.execute(self.lease_table.read_now(connection.dialect.name))
                 now_ms = now.scalar_one()
                 rows = (await connection.execute(self.lease_table.read(base))).mappings().all()
@@ -420,15 +424,15 @@ class AsyncSqlStore:
             raise
 
     async def read_state(self, transactional_id: str) -> StoredState | None:
-        async with self._engine.connect() as connection:
+        async with self._connect() as connection:
             return await self._read_row(connection, transactional_id)
 
     async def transactional_ids(self) -> Iterable[str]:
-        async with self._engine.connect() as connection:
+        async with self._connect() as connection:
             return (await connection.execute(self.tables.ids())).scalars().all()
 
     async def read_offsets(self, group: str) -> Mapping[TopicPartition, int]:
-        async with self._engine.connect() as connection:
+        async with self._connect() as connection:
             rows = (await connection.execute(self.tables.read_offsets(group))).mappings()
             return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], rows))
 
@@ -450,6 +454,11 @@ class AsyncSqlStore:
     async def close(self) -> None:
         """Do nothing: the caller owns the engine."""
 
+    def _connect(self) -> AsyncConnection:
+        """Return a connection of this process [DW-11]."""
+        self._pool.check_process()
+        return self._engine.connect()
+
     def new_session(self, bind: AsyncConnection) -> AsyncSession:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
 
@@ -461,7 +470,7 @@ class AsyncSqlStore:
         """Return a connection that passed the durability checks, in a transaction."""
         connection: AsyncConnection | None = None
         try:
-            connection = await self._engine.connect()
+            connection = await self._connect()
             dialect = connection.dialect.name
             await call_with_connection_async(connection, sql_table.check_durable, self.allowed_risks)
             if claiming and dialect != "sqlite":
