@@ -67,7 +67,9 @@ def test_a_child_works_on_its_own_connection_or_is_refused(
         cases[topic] = state, who, place
         dual_write_stores.create(place)
         make_topic(broker, topic)
-    given = [each for topic, (state, who, place) in cases.items() for each in (state, who, place.where, topic)]
+    given = [
+        each for topic, (state, who, place) in cases.items() for each in (state, who, place.where, topic)
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.forking_stores", kind, broker.bootstrap_servers, *given],
         cwd=ROOT,

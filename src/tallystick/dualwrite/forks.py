@@ -16,7 +16,6 @@ from weakref import WeakSet
 from tallystick.client.forks import get_process_token
 from tallystick.dualwrite.errors import NotYours
 
-
 _log: Final = logging.getLogger("tallystick.dualwrite")
 _OWN_WRITER: Final = "Make a writer in each process, after the fork"
 
@@ -60,7 +59,7 @@ class OpenAtFork(Protocol):
     """Something that may be open when the process forks."""
 
     def leave_to_parent(self) -> None:
-        """Leave what is open to the parent. Called in the child before the fork returns; may wait for nothing."""
+        """Leave what is open to the parent. Called in the child, at the fork; may wait for nothing."""
 
 
 _watched: Final[WeakSet[OpenAtFork]] = WeakSet()

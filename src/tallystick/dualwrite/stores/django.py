@@ -48,6 +48,7 @@ from tallystick.dualwrite.stores.refusals import (
     is_refusal,
     parse_savepoint,
 )
+from tallystick.dualwrite.stores.schema_lookup import FIND_SCHEMA_SQL
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class DjangoTransaction:
     def __init__(self, store: "DjangoStore") -> None:
         """Prepare the block without opening it. Raises: NotYours inside another block."""
         self._alias = store.using
+        self._store = store
         self._allowed = store.allowed_risks
         self._committed = False
         self._connection = store.get_connection()
@@ -117,6 +119,8 @@ class DjangoTransaction:
             if self._connection.vendor == "postgresql":
                 cursor.execute("SELECT set_config(%s, %s, true)", [_MARK_SETTING, self._mark])
             else:
+                # Django begins without the write lock, which a transaction that has read may not get any more.
+                cursor.execute(f"UPDATE {TABLE} SET owner = owner WHERE 1 = 0")
                 cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
             _check_durable(self._connection.vendor, cursor, self._allowed)
 
@@ -136,7 +140,8 @@ class DjangoTransaction:
         values = to_columns(row)
         transactional_id, owner = values.pop("transactional_id"), values.pop("owner")
         assignments = ", ".join(f"{name} = %s" for name in values)
-        statement = f"UPDATE {TABLE} SET {assignments} WHERE transactional_id = %s AND owner = %s"
+        table = self._store.name_of(TABLE)
+        statement = f"UPDATE {table} SET {assignments} WHERE transactional_id = %s AND owner = %s"
         compared = [] if before is None else [str(before.state)]
         if compared:
             statement += " AND prepared_transaction_state = %s"
@@ -145,7 +150,7 @@ class DjangoTransaction:
             self._check_mark(cursor)
             cursor.execute(statement, [*values.values(), transactional_id, owner, *compared])
             if cursor.rowcount != 1:
-                check_record(_read_row(cursor, row.transactional_id), row, before)
+                check_record(_read_row(cursor, table, row.transactional_id), row, before)
                 raise Fenced(row.transactional_id, row.owner)
             # A transaction can weaken its durability (SET LOCAL), so check right before the commit.
             _check_durable(self._connection.vendor, cursor, self._allowed)
@@ -157,11 +162,12 @@ class DjangoTransaction:
         Raises: BadStore if the table is missing; BadRow; a conflict, after which this transaction is lost.
         """
         self._check_open()
+        keys = self._store.name_of(KEYS_TABLE)
         inserting = (
-            f"INSERT INTO {KEYS_TABLE} (scope, idempotency_key, claim, created_at) "
+            f"INSERT INTO {keys} (scope, idempotency_key, claim, created_at) "
             f"VALUES (%s, %s, %s, {NOW_MS_SQL[self._connection.vendor]}) ON CONFLICT DO NOTHING"
         )
-        reading = f"SELECT claim, result FROM {KEYS_TABLE} WHERE scope = %s AND idempotency_key = %s"
+        reading = f"SELECT claim, result FROM {keys} WHERE scope = %s AND idempotency_key = %s"
         try:
             with self._connection.cursor() as cursor:
                 cursor.execute(inserting, [key.scope, key.key, self._mark])
@@ -181,7 +187,7 @@ class DjangoTransaction:
         with self._connection.cursor() as cursor:
             self._check_mark(cursor)
             cursor.execute(
-                f"UPDATE {KEYS_TABLE} SET result = %s "
+                f"UPDATE {self._store.name_of(KEYS_TABLE)} SET result = %s "
                 "WHERE scope = %s AND idempotency_key = %s AND claim = %s",
                 [text, key.scope, key.key, self._mark],
             )
@@ -294,6 +300,7 @@ class DjangoStore:
             raise BadStore(f"{using!r} is {vendor}; DjangoStore knows {' and '.join(_COLLATION)}")
         self.database_system = vendor
         self._why_refused = ""
+        self._names = {name: name for name in (TABLE, KEYS_TABLE)}
         watch_forks(self)
 
     def leave_to_parent(self) -> None:
@@ -318,9 +325,9 @@ class DjangoStore:
         """Return Django's connection of this thread. Raises: NotYours where it is the parent's [DW-11]."""
         if self._why_refused:
             raise NotYours(
-                f"process {os.getppid()} {self._why_refused.format(alias=repr(self.using))}, when it forked this "
-                "one: nothing was done here. Before the fork, leave the transaction and close the connection: "
-                f"connections[{self.using!r}].close(), and .close_pool() if it has a pool"
+                f"process {os.getppid()} {self._why_refused.format(alias=repr(self.using))}, when it forked "
+                "this one: nothing was done here. Before the fork, leave the transaction and close the "
+                f"connection: connections[{self.using!r}].close(), and .close_pool() if it has a pool"
             )
         return connections[self.using]
 
@@ -350,18 +357,25 @@ class DjangoStore:
 
     def _claim(self, transactional_id: str, holder: str | None = None) -> StoredState:
         values = to_columns(StoredState(transactional_id=transactional_id, owner=secrets.token_hex(16)))
+        table = self.name_of(TABLE)
         statement = (
-            f"INSERT INTO {TABLE} ({', '.join(values)}) VALUES ({', '.join(['%s'] * len(values))}) "
+            f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join(['%s'] * len(values))}) "
             "ON CONFLICT (transactional_id) DO UPDATE SET owner = excluded.owner"
         )
         with self._claiming() as (connection, cursor):
             cursor.execute(statement, list(values.values()))
-            row = _read_row(cursor, transactional_id)
+            row = _read_row(cursor, table, transactional_id)
+            names = _find_names(connection, cursor, self._names)
             if holder is not None:
                 django_leases.check_lease(cursor, connection.vendor, transactional_id, holder)
         if row is None:
             raise BadStore(f"the row of {transactional_id!r} is not there after it was written")
+        self._names = names
         return row
+
+    def name_of(self, table: str) -> str:
+        """Return a table's name, with the schema that it had at the first claim: a block may set the path."""
+        return self._names[table]
 
     @contextmanager
     def _claiming(self) -> Iterator[tuple[Any, Any]]:
@@ -428,12 +442,12 @@ class DjangoStore:
     def read_state(self, transactional_id: str) -> StoredState | None:
         """Return the committed row."""
         with self.get_connection().cursor() as cursor:
-            return _read_row(cursor, transactional_id)
+            return _read_row(cursor, self.name_of(TABLE), transactional_id)
 
     def transactional_ids(self) -> Iterable[str]:
         """Return every id that has a row, in order."""
         with self.get_connection().cursor() as cursor:
-            cursor.execute(f"SELECT transactional_id FROM {TABLE} ORDER BY transactional_id")
+            cursor.execute(f"SELECT transactional_id FROM {self.name_of(TABLE)} ORDER BY transactional_id")
             return [str(row[0]) for row in cursor.fetchall()]
 
     def forget_idempotency_keys(self, older_than_ms: int) -> int:
@@ -446,7 +460,8 @@ class DjangoStore:
         connection = self.get_connection()
         now = NOW_MS_SQL[connection.vendor]
         with connection.cursor() as cursor:
-            cursor.execute(f"DELETE FROM {KEYS_TABLE} WHERE created_at < {now} - %s", [older_than_ms])
+            keys = self.name_of(KEYS_TABLE)
+            cursor.execute(f"DELETE FROM {keys} WHERE created_at < {now} - %s", [older_than_ms])
             return int(cursor.rowcount)
 
     def close(self) -> None:
@@ -507,9 +522,21 @@ def _check_durable(vendor: str, cursor: Any, allowed: AllowedRisks) -> None:
     check_sqlite(str(synchronous), journal, allowed)
 
 
-def _read_row(cursor: Any, transactional_id: str) -> StoredState | None:
+def _find_names(connection: Any, cursor: Any, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names with the schema in which PostgreSQL finds each table, unless they have it."""
+    if connection.vendor != "postgresql":
+        return dict(names)
+    found = {}
+    for table, name in names.items():
+        cursor.execute(f"SELECT {FIND_SCHEMA_SQL[connection.vendor].format(name=name)}")
+        (schema,) = cursor.fetchone()
+        found[table] = name if schema is None else f"{connection.ops.quote_name(schema)}.{table}"
+    return found
+
+
+def _read_row(cursor: Any, table: str, transactional_id: str) -> StoredState | None:
     cursor.execute(
-        f"SELECT {', '.join(COLUMNS)} FROM {TABLE} WHERE transactional_id = %s", [transactional_id]
+        f"SELECT {', '.join(COLUMNS)} FROM {table} WHERE transactional_id = %s", [transactional_id]
     )
     row = cursor.fetchone()
     return None if row is None else from_columns(dict(zip(COLUMNS, row, strict=True)))

@@ -29,7 +29,9 @@ from tallystick.dualwrite.forks import OwningProcess, leak_reference, watch_fork
 from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.stores.base import check_record
 
-_OPEN_AFTER_FORK: Final = "RocksDB allows one process: fork first, and open the database, with its store, in one child"
+_OPEN_AFTER_FORK: Final = (
+    "RocksDB allows one process: fork first, and open the database, with its store, in one child"
+)
 
 # Several stores may share a database, which a process can open only once: the path identifies it.
 _LOCKS: Final[dict[Path, threading.Lock]] = {}

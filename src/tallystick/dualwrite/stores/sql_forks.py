@@ -40,9 +40,8 @@ class PoolAcrossForks:
         """Raise NotYours in a child that cannot have a connection of its own [DW-11]."""
         if self._parent_pid is not None:
             raise NotYours(
-                f"process {self._parent_pid} had connections to the SQLite database {self._engine.url!r} open "
-                "when it forked this one. SQLite cannot be used across a fork: nothing was done here. Close "
-                "them before the fork (engine.dispose()), or create the engine in each process, after it"
+                f"process {self._parent_pid} had {self._engine.url!r} open when it forked this one; SQLite "
+                "cannot be used across a fork: nothing was done here. Call engine.dispose() before the fork"
             )
 
 
