@@ -119,7 +119,7 @@ class DjangoTransaction:
             if self._connection.vendor == "postgresql":
                 cursor.execute("SELECT set_config(%s, %s, true)", [_MARK_SETTING, self._mark])
             else:
-                # Django begins without the write lock, which a transaction that has read may not get any more.
+                # Django begins without the write lock, and a transaction that has read may not get it later.
                 cursor.execute(f"UPDATE {TABLE} SET owner = owner WHERE 1 = 0")
                 cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
             _check_durable(self._connection.vendor, cursor, self._allowed)

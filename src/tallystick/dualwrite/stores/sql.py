@@ -27,7 +27,6 @@ from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.lease_table import LeaseTable
-from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import (
     call_with_connection,
     call_with_session,
@@ -146,8 +145,8 @@ class SqlTransaction:
                 raise Fenced(f"{group} {at}", str(moved[at].before)) from exc
             if dialect == "postgresql":
                 marks = result.scalars().all()
-                for mark in marks:
-                    sql_table.check_mark(mark, self._mark)
+                if any(mark != self._mark for mark in marks):
+                    raise self._guard.build_ended_error()
                 count = len(marks)
             else:
                 count = cast(CursorResult[Any], result).rowcount
@@ -188,7 +187,7 @@ class SqlTransaction:
     def commit(self) -> None:
         try:
             self._check_open()
-            _release_mark(self._connection)
+            self._release_mark()
         except Exception as exc:  # COMMIT was not sent
             raise NotCommitted(exc) from exc
         root = require(self._root, "a transaction that is open has its root")
@@ -229,7 +228,10 @@ class SqlTransaction:
         get_connection(self._connection).detach()
 
     def _close(self) -> None:
-        """Close the session and connection; the pool rolls back anything uncommitted."""
+        """Close the session and connection; the pool rolls back anything uncommitted.
+
+        A connection whose block has ended the transaction may have other settings by now: it is dropped.
+        """
         try:
             if self._session is not None:
                 self._session.close()
@@ -239,6 +241,8 @@ class SqlTransaction:
                 listened.remove_query_logger(self._guard.on_driver_statement)
             if not self._connection.closed:
                 self._guard.release()
+                if self._guard.has_ended:
+                    self._connection.invalidate()
                 if not self._is_committed and not require(self._root, "begun").is_active:
                     call_with_connection(self._connection, roll_back_driver)
                 self._connection.close()
@@ -255,7 +259,20 @@ class SqlTransaction:
     def _check_mark(self, dialect: str) -> None:
         if dialect == "postgresql":
             result = self._connection.execute(sql_table.select_mark())
-            sql_table.check_mark(result.scalar_one(), self._mark)
+            if result.scalar_one() != self._mark:
+                raise self._guard.build_ended_error()
+
+    def _release_mark(self) -> None:
+        """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
+        releasing = sql_table.unmark_statement(self._connection.dialect.name)
+        if releasing is None:
+            return
+        try:
+            self._connection.execute(releasing)
+        except DBAPIError as exc:
+            if sql_table.is_mark_missing(exc):
+                raise self._guard.build_ended_error() from exc
+            raise
 
 
 class SqlStore:
@@ -285,8 +302,9 @@ class SqlStore:
             session_factory: creates `txn.session`: a Session class or a sessionmaker.
             allow_unsafe_durability: names of settings that are accepted although a crash of the database may
                 lose commits; True skips all durability checks.
-        Raises: ValueError for an unknown setting name.
+        Raises: ValueError for an unknown setting name; BadStore for a driver that is not proved.
         """
+        sql_table.check_driver(get_engine(engine).dialect)
         metadata = MetaData() if metadata is None else metadata
         self.tables = DualWriteTables(metadata, schema=schema)
         self.lease_table = LeaseTable(self.tables)
@@ -518,16 +536,3 @@ def _after_commit(session: Session) -> None:
 def _after_rollback(session: Session, session_txn: SessionTransaction) -> None:
     session.dispatch.after_rollback(session)
     session.dispatch.after_soft_rollback(session, session_txn)
-
-
-def _release_mark(connection: Connection) -> None:
-    """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
-    releasing = sql_table.unmark_statement(connection.dialect.name)
-    if releasing is None:
-        return
-    try:
-        connection.execute(releasing)
-    except DBAPIError as exc:
-        if sql_table.is_mark_missing(exc):
-            raise NotYours(TRANSACTION_ENDED_TEXT) from exc
-        raise

@@ -33,7 +33,6 @@ from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.lease_table import LeaseTable
-from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import (
     call_with_connection_async,
     call_with_session_async,
@@ -154,8 +153,8 @@ class AsyncSqlTransaction:
                 raise Fenced(f"{group} {at}", str(moved[at].before)) from exc
             if dialect == "postgresql":
                 marks = result.scalars().all()
-                for mark in marks:
-                    sql_table.check_mark(mark, self._mark)
+                if any(mark != self._mark for mark in marks):
+                    raise self._guard.build_ended_error()
                 count = len(marks)
             else:
                 count = cast(CursorResult[Any], result).rowcount
@@ -196,7 +195,7 @@ class AsyncSqlTransaction:
     async def commit(self) -> None:
         try:
             await self._check_open()
-            await _release_mark(self._connection)
+            await self._release_mark()
         except Exception as exc:  # COMMIT was not sent
             raise NotCommitted(exc) from exc
         root = require(self._root, "a transaction that is open has its root")
@@ -237,7 +236,10 @@ class AsyncSqlTransaction:
         get_connection_async(self._connection).detach()
 
     async def _close(self) -> None:
-        """Close the session and connection; the pool rolls back anything uncommitted."""
+        """Close the session and connection; the pool rolls back anything uncommitted.
+
+        A connection whose block has ended the transaction may have other settings by now: it is dropped.
+        """
         try:
             if self._session is not None:
                 await self._session.close()
@@ -247,6 +249,8 @@ class AsyncSqlTransaction:
                 listened.remove_query_logger(self._guard.on_driver_statement)
             if not self._connection.closed:
                 self._guard.release()
+                if self._guard.has_ended:
+                    await self._connection.invalidate()
                 if not self._is_committed and not require(self._root, "begun").is_active:
                     await call_with_connection_async(self._connection, roll_back_driver)
                 await self._connection.close()
@@ -263,7 +267,20 @@ class AsyncSqlTransaction:
     async def _check_mark(self, dialect: str) -> None:
         if dialect == "postgresql":
             result = await self._connection.execute(sql_table.select_mark())
-            sql_table.check_mark(result.scalar_one(), self._mark)
+            if result.scalar_one() != self._mark:
+                raise self._guard.build_ended_error()
+
+    async def _release_mark(self) -> None:
+        """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
+        releasing = sql_table.unmark_statement(self._connection.dialect.name)
+        if releasing is None:
+            return
+        try:
+            await self._connection.execute(releasing)
+        except DBAPIError as exc:
+            if sql_table.is_mark_missing(exc):
+                raise self._guard.build_ended_error() from exc
+            raise
 
 
 class AsyncSqlStore:
@@ -293,8 +310,9 @@ class AsyncSqlStore:
             session_factory: creates `txn.session`: an AsyncSession class or an async_sessionmaker.
             allow_unsafe_durability: names of settings that are accepted although a crash of the database may
                 lose commits; True skips all durability checks.
-        Raises: ValueError for an unknown setting name.
+        Raises: ValueError for an unknown setting name; BadStore for a driver that is not proved.
         """
+        sql_table.check_driver(get_engine_async(engine).dialect)
         metadata = MetaData() if metadata is None else metadata
         self.tables = DualWriteTables(metadata, schema=schema)
         self.lease_table = LeaseTable(self.tables)
@@ -530,16 +548,3 @@ def _after_commit(session: Session) -> None:
 def _after_rollback(session: Session, session_txn: SessionTransaction) -> None:
     session.dispatch.after_rollback(session)
     session.dispatch.after_soft_rollback(session, session_txn)
-
-
-async def _release_mark(connection: AsyncConnection) -> None:
-    """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
-    releasing = sql_table.unmark_statement(connection.dialect.name)
-    if releasing is None:
-        return
-    try:
-        await connection.execute(releasing)
-    except DBAPIError as exc:
-        if sql_table.is_mark_missing(exc):
-            raise NotYours(TRANSACTION_ENDED_TEXT) from exc
-        raise

@@ -28,6 +28,7 @@ class TransactionGuard:
 
     def __init__(self, connection: Connection) -> None:
         self.is_ending = False
+        self.has_ended = False
         self._connection = connection
         self._sent_count = 0
         self._sent_at_savepoint: dict[str, int] = {}
@@ -64,12 +65,20 @@ class TransactionGuard:
         if self._connection.invalidated:
             return
         driver: Any = self._connection.connection.driver_connection
-        if self._connection.dialect.name == "sqlite":
-            commits_each = not driver.in_transaction
-        else:  # only drivers of MySQL know it; PostgreSQL's statements check the mark
-            commits_each = hasattr(driver, "get_autocommit") and driver.get_autocommit()
+        match self._connection.dialect.name:
+            case "sqlite":
+                commits_each = not driver.in_transaction
+            case "postgresql":  # its statements check the mark
+                return
+            case _:
+                commits_each = driver.get_autocommit()
         if commits_each:
-            raise NotYours(TRANSACTION_ENDED_TEXT)
+            raise self.build_ended_error()
+
+    def build_ended_error(self) -> NotYours:
+        """Return the error for a transaction that the block has ended, and note that it has [DW-11]."""
+        self.has_ended = True
+        return NotYours(TRANSACTION_ENDED_TEXT)
 
     def flush(self, session: Session) -> None:
         """Run the `before_commit` hooks and flush, before Kafka's half is prepared: hooks may still send."""

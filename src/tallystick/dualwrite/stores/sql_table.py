@@ -38,11 +38,11 @@ from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from tallystick.dualwrite.errors import BadStore, Fenced, NotYours, UnsafeStore
+from tallystick.dualwrite.errors import BadStore, Fenced, UnsafeStore
 from tallystick.dualwrite.model import TABLE, StoredState, from_columns, to_columns
 from tallystick.dualwrite.stores.base import OffsetAdvance, check_record
 from tallystick.dualwrite.stores.durability import STRICT, AllowedRisks, check_postgresql, check_sqlite
-from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT, is_refusal
+from tallystick.dualwrite.stores.refusals import is_refusal
 from tallystick.dualwrite.stores.sql_places import TablePlaces
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import TopicPartition
@@ -253,12 +253,6 @@ def count_recorded(answers: Sequence[Sequence[Any]], allowed: AllowedRisks) -> i
     return len(answers)
 
 
-def check_mark(actual_mark: object, mark: str) -> None:
-    """Raise NotYours unless the transaction is still the one that was begun [DW-11]."""
-    if actual_mark != mark:
-        raise NotYours(TRANSACTION_ENDED_TEXT)
-
-
 def raise_not_recorded(
     stored_row: Mapping[str, object] | None, row: StoredState, before: StoredState | None
 ) -> None:
@@ -373,8 +367,28 @@ def durability_queries(dialect: str) -> tuple[Executable, ...]:
     return tuple(text(each) for each in _DURABILITY_QUERIES[family])
 
 
+PROVED_DRIVERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "postgresql": ("psycopg", "psycopg2", "asyncpg"),
+    "mysql": ("pymysql", "mysqldb", "asyncmy"),
+    "sqlite": ("pysqlite", "aiosqlite"),
+}
+"""SQLAlchemy's names of the drivers that the tests have proved, `mysqldb` for mysqlclient."""
+
+
+def check_driver(dialect: Dialect) -> None:
+    """Raise BadStore for a driver that may lack what the checks of a block ask of it."""
+    proved = PROVED_DRIVERS.get("mysql" if dialect.name in MYSQL else dialect.name)
+    if proved is not None and dialect.driver not in proved:
+        raise BadStore(
+            f"{dialect.name}+{dialect.driver}: it is not proved that with this driver a transaction which a "
+            f"block has ended would be noticed. Use {', '.join(proved[:-1])} or {proved[-1]}"
+        )
+
+
 def check_durable(connection: Connection, allowed: AllowedRisks) -> None:
     """Check a connection not checked before, or checked with more allowed. Raises: UnsafeStore."""
+    if connection.dialect.name in MYSQL:
+        _check_autocommit(connection)
     if allowed.allows_all:
         return
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
@@ -387,6 +401,17 @@ def check_durable(connection: Connection, allowed: AllowedRisks) -> None:
     connection.rollback()
     check_durability_answers(dialect, level, answers, allowed)
     connection.info[CHECKED_INFO_KEY] = allowed.risks
+
+
+def _check_autocommit(connection: Connection) -> None:
+    """Raise UnsafeStore if each statement would commit by itself. Costs no round trip.
+
+    A pooled connection may be like that since its last use; it is not used again.
+    """
+    driver: Any = connection.connection.driver_connection
+    if driver.get_autocommit():
+        connection.invalidate()
+        raise UnsafeStore("autocommit", "1", "a transaction")
 
 
 def check_durability_answers(
