@@ -9,6 +9,7 @@ The family has the raw mode of its database. Source: KIP-939 "Normal processing 
 in the application's database; rocksdict `Rdict.write`, `WriteOptions.sync`.
 """
 
+import logging
 import secrets
 import threading
 from collections.abc import Iterable
@@ -28,6 +29,8 @@ from tallystick.dualwrite.errors import (
 from tallystick.dualwrite.forks import OwningProcess, leak_reference, watch_forks
 from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.stores.base import check_record
+
+_log: Final = logging.getLogger("tallystick.dualwrite")
 
 _OPEN_AFTER_FORK: Final = (
     "RocksDB allows one process: fork first, and open the database, with its store, in one child"
@@ -93,10 +96,14 @@ class RocksStore:
     database_system: Final = "rocksdb"
 
     def __init__(self, database: Rdict) -> None:
-        """Use `database`, opened read-write with all its column families, as rocksdict does by default."""
+        """Use `database`, opened read-write with all its column families, as rocksdict does by default.
+
+        Raises: BadStore for a database that forgets its rows after a time (`AccessType.with_ttl`).
+        """
         self._owning_process = OwningProcess()
         self._owning_process.claim_process(f"{database.path()}")
         watch_forks(self)
+        _check_keeps_rows(Path(database.path()))
         self.database = database
         self.raw_mode = _detect_raw_mode(database)
         self._family: tuple[Rdict, ColumnFamily] | None = None
@@ -153,9 +160,13 @@ class RocksStore:
 
     def close(self) -> None:
         """Release the column family, so that the database can be closed. Does nothing in a forked child."""
-        if self._family is not None and not self._owning_process.is_forked_child:
-            self._family[0].close()
-            self._family = None
+        if self._family is None or self._owning_process.is_forked_child:
+            return
+        (rows, _), self._family = self._family, None
+        try:
+            rows.close()
+        except Exception as exc:  # an error here would hide the one that made RocksDB stop writing
+            _log.warning("%s: the column family could not be closed: %s", self.database.path(), exc)
 
     def check(self, row: StoredState, before: StoredState | None) -> None:
         """Raise Fenced if the row has another owner or is gone, DatabaseBehind if its state differs."""
@@ -184,7 +195,11 @@ class RocksStore:
             raise
         except Exception as exc:
             # A log that failed to sync may still contain the batch when the database is reopened.
-            raise CommitUnknown(f"RocksDB could not write the batch: {exc}") from exc
+            raise CommitUnknown(
+                f"RocksDB could not write the batch: {exc}. After a failed write it refuses every other one, "
+                "even when the cause is gone: remove that (a full disk, a column family that was dropped), "
+                "then start this process again. recover() finds out there"
+            ) from exc
 
     def _key(self, transactional_id: str) -> str | bytes:
         return transactional_id.encode() if self.raw_mode else transactional_id
@@ -202,6 +217,16 @@ class RocksStore:
                     f"{self.database.path()}: no column family {TABLE}; create() makes it"
                 ) from exc
         return self._family
+
+
+def _check_keeps_rows(folder: Path) -> None:
+    """Raise BadStore if the options that RocksDB has written at the last opening drop rows after a time."""
+    written = sorted(folder.glob("OPTIONS-[0-9]*"), key=lambda path: int(path.name.partition("-")[2]))
+    if written and "TtlCompactionFilterFactory" in written[-1].read_text(errors="replace"):
+        raise BadStore(
+            f"{folder} was opened with_ttl: RocksDB would drop the row of a transactional id after that "
+            "time, and with it what was decided. Nothing was written. Use a database without it"
+        )
 
 
 def _detect_raw_mode(database: Rdict) -> bool:

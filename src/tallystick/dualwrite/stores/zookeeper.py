@@ -24,6 +24,7 @@ from kazoo.exceptions import (
     RolledBackError,
     RuntimeInconsistency,
 )
+from kazoo.protocol.serialization import Transaction
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.forks import OwningProcess
@@ -32,6 +33,7 @@ from tallystick.dualwrite.stores.base import check_record
 
 CLAIM_ATTEMPTS_MAX: Final = 100
 COMMIT_SECONDS_MAX: Final = 30.0
+_HEADER_BYTES: Final = 8  # of a request: xid and type
 _CONNECT_AFTER_FORK: Final = "Start a client, and make its store, in each process, after the fork"
 
 
@@ -50,12 +52,22 @@ class ZooKeeperTransaction:
         return self.request
 
     def record(self, row: StoredState, before: StoredState | None = None) -> None:
-        """Add the row to the `multi`, conditional on the node version that has `row.owner`."""
+        """Add the row to the `multi`, conditional on the node version that has `row.owner`.
+
+        Raises: ValueError for a request that is too large for the servers.
+        """
         self._check_open()
         now, version = self._store.read_versioned(row.transactional_id)
         check_record(now, row, before)
         self._rows.append((len(self.request.operations), row))
         self.request.set_data(self._store.path_of(row.transactional_id), to_bytes(row), version)
+        size_bytes = _HEADER_BYTES + len(Transaction(self.request.operations).serialize())
+        if size_bytes > self._store.request_bytes_max:
+            raise ValueError(
+                f"the nodes of this block are a request of {size_bytes} bytes, and ZooKeeper's servers close "
+                f"a connection at more than {self._store.request_bytes_max} (jute.maxbuffer). Nothing was "
+                "sent, and neither half is committed: write them in several blocks"
+            )
 
     def commit(self) -> None:
         """Send the `multi`. Raises: NotCommitted by Fenced or another refusal; CommitUnknown."""
@@ -105,6 +117,8 @@ class ZooKeeperStore:
     """A store under one path of a connected client. The client stays open."""
 
     database_system: Final = "zookeeper"
+    request_bytes_max = 0xFFFFF
+    """The servers' `jute.maxbuffer`, which no client can ask for. Set it where theirs is not the default."""
 
     def __init__(
         self, client: KazooClient, path: str = f"/{TABLE}", *, commit_timeout_s: float = COMMIT_SECONDS_MAX
