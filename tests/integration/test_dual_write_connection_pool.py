@@ -198,7 +198,7 @@ def test_asyncio_writers_do_not_lend_it_again_either(mariadb_world: MakeWorld) -
 def test_a_pooled_connection_that_commits_each_statement_is_refused_and_dropped(
     mariadb_world: MakeWorld,
 ) -> None:
-    """Whoever left it like that: another user of the engine, after it had been checked."""
+    """Another user of the engine has left it like that, after it had been checked."""
     world = mariadb_world()
     engine = create_engine(world.engine.url, pool_size=1, max_overflow=0, pool_timeout=20)
     with DualWriter(SqlStore(engine), world.config) as writer:

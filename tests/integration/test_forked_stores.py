@@ -59,7 +59,7 @@ def may_work(kind: str, state: str, who: str) -> bool:
 def test_a_child_works_on_its_own_connection_or_is_refused(
     broker: EmbeddedBroker, kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """[DW-11] Rows and records agree, whoever of parent and children writes."""
+    """[DW-11] Rows and records agree, in parent and children."""
     cases = {}
     for number, (state, who) in enumerate(product(STATES, WHO)):
         place, topic = make_place(kind, request, tmp_path / str(number)), f"{kind.split()[0]}-{next(_names)}"

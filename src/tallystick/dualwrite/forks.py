@@ -3,8 +3,8 @@
 A writer belongs to the process that first used it. The child has copies of its sockets and file descriptors:
 a ROLLBACK, a COMMIT or a protocol-level close sent by the child would take effect for the parent.
 
-A store belongs to no writer. What it has open at a fork, whoever opened it, the child either replaces by its
-own (connections of a pool), or refuses (RocksDB, a ZooKeeper session, SQLite): `watch_forks`.
+A store belongs to no writer. What is open at a fork, of the store or of others, the child either replaces by
+its own (connections of a pool), or refuses (RocksDB, a ZooKeeper session, SQLite): `watch_forks`.
 """
 
 import ctypes
@@ -66,7 +66,7 @@ _watched: Final[WeakSet[OpenAtFork]] = WeakSet()
 
 
 def watch_forks(opened: OpenAtFork) -> None:
-    """Call `opened.leave_to_parent` in every child, before anybody there can use what the parent has open."""
+    """Call `opened.leave_to_parent` in every child, before code there can use what the parent has open."""
     _watched.add(opened)
 
 

@@ -526,12 +526,12 @@ def _find_names(connection: Any, cursor: Any, names: Mapping[str, str]) -> dict[
     """Return the names with the schema in which PostgreSQL finds each table, unless they have it."""
     if connection.vendor != "postgresql":
         return dict(names)
-    found = {}
+    with_schemas = {}
     for table, name in names.items():
         cursor.execute(f"SELECT {FIND_SCHEMA_SQL[connection.vendor].format(name=name)}")
         (schema,) = cursor.fetchone()
-        found[table] = name if schema is None else f"{connection.ops.quote_name(schema)}.{table}"
-    return found
+        with_schemas[table] = name if schema is None else f"{connection.ops.quote_name(schema)}.{table}"
+    return with_schemas
 
 
 def _read_row(cursor: Any, table: str, transactional_id: str) -> StoredState | None:

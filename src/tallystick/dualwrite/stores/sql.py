@@ -354,7 +354,7 @@ class SqlStore:
         finding = self._places.find_statement(connection.dialect.name)
         if finding is None:
             return self._places
-        return self._places.found(connection.execute(finding).one())
+        return self._places.place(connection.execute(finding).one())
 
     @contextmanager
     def _claiming(self) -> Iterator[Connection]:

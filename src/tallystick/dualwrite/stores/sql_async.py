@@ -364,7 +364,7 @@ class AsyncSqlStore:
         finding = self._places.find_statement(connection.dialect.name)
         if finding is None:
             return self._places
-        return self._places.found((await connection.execute(finding)).one())
+        return self._places.place((await connection.execute(finding)).one())
 
     @asynccontextmanager
     async def _claiming(self) -> AsyncIterator[AsyncConnection]:

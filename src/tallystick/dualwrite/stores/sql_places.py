@@ -52,10 +52,9 @@ class TablePlaces:
             return None
         return select(*[text(finding.format(name=name)) for name in self._unplaced])
 
-    def found(self, schemas: Sequence[str | None]) -> "TablePlaces":
+    def place(self, schemas: Sequence[str | None]) -> "TablePlaces":
         """Return the places with the answer to `find_statement`."""
-        found = dict(zip(self._unplaced, schemas, strict=True))
-        return TablePlaces(self._tables, {**self._schemas, **found})
+        return TablePlaces(self._tables, {**self._schemas, **dict(zip(self._unplaced, schemas, strict=True))})
 
 
 def _build_map(declared: str | None, actual: str | None) -> Mapping[str | None, str] | None:
