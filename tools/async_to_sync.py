@@ -98,7 +98,6 @@ TWINS: Final = (
             ),
         },
     ),
-    Twin(source="dualwrite/stores/commit_message_async.py", target="dualwrite/stores/commit_message.py"),
     Twin(
         source="dualwrite/stores/sql_async.py",
         target="dualwrite/stores/sql.py",

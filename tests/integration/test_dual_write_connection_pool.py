@@ -1,5 +1,7 @@
 """A connection that a refused transaction returns to the engine's pool holds nothing of it."""
 
+# ruff: noqa: PT012 - what a transaction raises comes at the end of its block
+
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,11 +10,19 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from tests.support.dual_world import MakeWorld, World, worlds
 from tests.support.servers import MariaDB, PostgreSQL
 
-from tallystick.dualwrite import AsyncSqlStore, DualWriter, NotYours, SqlStore, Transaction
+from tallystick.dualwrite import (
+    AsyncSqlStore,
+    BadStore,
+    DualWriter,
+    NotYours,
+    SqlStore,
+    Transaction,
+    UnsafeStore,
+)
 from tallystick.dualwrite.aio import DualWriter as AioDualWriter
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.dualwrite.stores.sql_calls import roll_back_driver
@@ -140,3 +150,74 @@ def test_a_lost_connection_is_not_opened_again_to_roll_it_back(sqlite_world: Mak
         connection.invalidate()
         roll_back_driver(connection)
         assert connection.invalidated
+
+
+def test_a_connection_whose_block_has_ended_the_transaction_is_not_lent_again(
+    mariadb_world: MakeWorld,
+) -> None:
+    """The next block, of another writer, gets another connection, and what it writes is whole."""
+    world = mariadb_world()
+    other = {**world.config, "transactional.id": f"{world.topic}-other"}
+    engine = create_engine(world.engine.url, pool_size=1, max_overflow=0, pool_timeout=20)
+    store = SqlStore(engine)
+    with DualWriter(store, world.config) as first, DualWriter(store, other) as second:
+        first.recover()
+        second.recover()
+        with pytest.raises(NotYours, match="ended inside"), first.transaction() as txn:
+            txn.connection.execute(text("SET autocommit = 1"))
+            txn.send(world.topic, b"refused")
+        world.pay(second, 1, "next")
+        with pytest.raises(KeyError), second.transaction() as txn:
+            txn.connection.execute(text(insert(world, 2, "taken back")))
+            raise KeyError
+    assert world.check() == ["next"]
+    engine.dispose()
+
+
+def test_asyncio_writers_do_not_lend_it_again_either(mariadb_world: MakeWorld) -> None:
+    world = mariadb_world()
+
+    async def main() -> None:
+        url = world.engine.url.set(drivername="mysql+asyncmy")
+        engine = create_async_engine(url, pool_size=1, max_overflow=0, pool_timeout=20)
+        async with AioDualWriter(AsyncSqlStore(engine), world.config) as writer:
+            await writer.recover()
+            with pytest.raises(NotYours, match="ended inside"):
+                async with writer.transaction() as txn:
+                    await txn.connection.execute(text("SET autocommit = 1"))
+            await writer.recover()
+            async with writer.transaction() as txn:
+                await txn.connection.execute(text(insert(world, 1, "next")))
+                await txn.send(world.topic, b"next")
+        await engine.dispose()
+
+    asyncio.run(main())
+    assert world.check() == ["next"]
+
+
+def test_a_pooled_connection_that_commits_each_statement_is_refused_and_dropped(
+    mariadb_world: MakeWorld,
+) -> None:
+    """Another user of the engine has left it like that, after it had been checked."""
+    world = mariadb_world()
+    engine = create_engine(world.engine.url, pool_size=1, max_overflow=0, pool_timeout=20)
+    with DualWriter(SqlStore(engine), world.config) as writer:
+        writer.recover()
+        with engine.connect() as connection:
+            connection.execute(text("SET autocommit = 1"))
+        with pytest.raises(UnsafeStore, match="autocommit"):
+            world.pay(writer, 1, "refused")
+        if not writer.ready:
+            writer.recover()
+        world.pay(writer, 2, "next")
+    assert world.check() == ["next"]
+    engine.dispose()
+
+
+@pytest.mark.parametrize("make", [SqlStore, lambda engine: AsyncSqlStore(AsyncEngine(engine))])
+def test_a_driver_that_is_not_proved_is_refused_at_once(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "mysql+asyncmy://" if make is not SqlStore else "mysql+pymysql://"
+    engine = create_engine(url)
+    monkeypatch.setattr(engine.dialect, "driver", "mysqlconnector")
+    with pytest.raises(BadStore, match=r"mysql\+mysqlconnector.*Use pymysql, mysqldb or asyncmy"):
+        make(engine)

@@ -71,7 +71,7 @@ WAITED: dict[Wait, tuple[tuple[str, ...], tuple[int, ...]]] = {
 def test_of_a_dual_write_on_postgresql(
     postgresql: PostgreSQL, broker: EmbeddedBroker, recorder: Recorder, wait: Wait
 ) -> None:
-    """The database: BEGIN with the mark, INSERT, the record with COMMIT, which forces its own log once.
+    """The database: BEGIN, the mark, INSERT, the record, and COMMIT, which forces its own log once.
 
     The two forced writes of Produce are of one round: the records, and the transaction's own first record.
     """
@@ -80,7 +80,7 @@ def test_of_a_dual_write_on_postgresql(
         url = postgresql.url(postgresql.new_database()).replace(f":{postgresql.port}/", f":{proxy.port}/")
         engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
         costs = find_costs(engine, broker, recorder, wait)
-    assert costs == Costs(3, *WAITED[wait])
+    assert costs == Costs(5, *WAITED[wait])
 
 
 @pytest.mark.parametrize("wait", WAITED)

@@ -200,7 +200,7 @@ def waits_in(world: World) -> Callable[[], bool]:
     """Return whether a statement on the keys waits in the server for another transaction."""
     statement = {
         "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-        "AND query LIKE 'INSERT INTO kafka_idempotency_keys%'",
+        "AND query LIKE 'INSERT INTO public.kafka_idempotency_keys%'",
         "mysql": MARIADB_LOCK_WAITS,
     }[world.engine.dialect.name]
 

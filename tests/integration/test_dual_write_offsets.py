@@ -5,16 +5,17 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from tests.support.raw_producer import make_topic
 
 import tallystick
 from tallystick import Consumer, Producer
-from tallystick.dualwrite import AsyncSqlStore, DualWriter, SqlStore, WriteInDoubt, aio
+from tallystick.dualwrite import AsyncSqlStore, DualWriter, SqlStore, WriteInDoubt, aio, consume_into
 from tallystick.dualwrite.errors import NotRecovered, Outcome
 from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
@@ -274,3 +275,28 @@ def test_the_same_under_asyncio(broker: EmbeddedBroker, topic: str, tmp_path: Pa
         return found
 
     assert asyncio.run(story()) == VALUES
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_hooks_before_the_commit_run_for_consumed_batches(
+    broker: EmbeddedBroker, topic: str, engine: Engine, refuses: bool
+) -> None:
+    """What `before_commit` writes is committed with the batch; what it raises takes the batch back."""
+    store = SqlStore(engine)
+    store.create()
+    calls: list[str] = []
+
+    def count(session: Any) -> None:
+        calls.append("before_commit")
+        if refuses and len(calls) == 1:
+            raise Failed
+        session.execute(text("INSERT INTO lines VALUES (:what)"), {"what": f"batch {len(calls)}"})
+
+    with Consumer(reader(broker, topic)) as consumer:
+        reading = consume_into(store, consumer, [topic])
+        for _ in range(2 if refuses else 1):
+            with suppress(Failed), reading.batch(10.0) as batch:
+                event.listen(batch.session, "before_commit", count)
+                assert [record.value for record in batch.records] == [b"v0", b"v1"]
+    assert lines(engine) == ["batch 2" if refuses else "batch 1"]
+    assert store.read_offsets(topic) == {TopicPartition(topic, 0): 2}

@@ -23,6 +23,7 @@ from tests.support.servers import PostgreSQL
 from tallystick import PreparedTxnState
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours, UnsafeStore
 from tallystick.dualwrite.model import TABLE
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.stores import django as module
 from tallystick.dualwrite.stores.django import DjangoStore
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
@@ -93,7 +94,7 @@ def test_the_table_is_the_one_of_the_sql_store(store: DjangoStore, tmp_path: Pat
     with engine.begin() as connection:
         of_django = _layout(connection)
         connection.execute(text(f"DROP TABLE {TABLE}"))
-        DualWriteTables().create(connection)
+        DualWriteTables().states.create(connection)
         assert _layout(connection) == of_django
 
 
@@ -135,6 +136,30 @@ def test_a_former_owner_records_nothing(store: DjangoStore) -> None:
         transaction_.record(replace(old, state=STATE))
     transaction_.rollback()
     assert store.read_state("id") == new
+
+
+@pytest.mark.parametrize("has_tables", [False, True])
+def test_a_search_path_of_a_block_is_the_blocks_alone(on_postgresql: DjangoStore, has_tables: bool) -> None:
+    """The row is recorded, and the key kept, in the tables of the claim."""
+    execute("CREATE SCHEMA tenant")
+    execute("CREATE TABLE tenant.mine (n INTEGER)")
+    if has_tables:
+        execute("SET search_path TO tenant")
+        DjangoStore(ALIAS).create()
+        execute("SET search_path TO public")
+    row = on_postgresql.claim("id")
+    key = IdempotencyKey(scope="s", key="k")
+    for is_new in (True, False):
+        transaction_ = on_postgresql.begin()
+        assert transaction_.claim_key(key) == (None if is_new else "1")
+        execute("SET LOCAL search_path TO tenant")
+        execute("INSERT INTO mine VALUES (1)")
+        if is_new:
+            transaction_.store_result(key, "1")
+        transaction_.record(replace(row, state=STATE))
+        transaction_.commit()
+    assert execute("SELECT count(*) FROM tenant.mine") == [(2,)]
+    assert on_postgresql.read_state("id") == replace(row, state=STATE)
 
 
 def test_a_claim_waits_for_a_transaction_that_has_recorded(store: DjangoStore) -> None:

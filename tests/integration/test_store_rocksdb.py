@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rocksdict import DbClosedError, Options, Rdict
+from rocksdict import AccessType, DbClosedError, Options, Rdict
 
 from tallystick import PreparedTxnState
-from tallystick.dualwrite.errors import BadRow, BadStore, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.errors import BadRow, BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.model import TABLE
 from tallystick.dualwrite.stores.rocksdb import RocksStore
 from tallystick.kernel.value import replace
@@ -139,3 +139,34 @@ def test_one_process_at_a_time_and_a_killed_one_leaves_its_commit(tmp_path: Path
     assert database["key"] == "value"
     store.close()
     database.close()
+
+
+def test_a_database_that_forgets_its_rows_is_refused(tmp_path: Path) -> None:
+    """Also when it is opened without the time: its options are kept, and its values differ."""
+    path = str(tmp_path / "db")
+    for access in (AccessType.with_ttl(3600), AccessType.read_write()):
+        with contextlib.closing(Rdict(path, access_type=access)) as database:
+            with pytest.raises(BadStore, match="with_ttl"):
+                RocksStore(database)
+            database["a"] = 1
+
+
+def test_after_a_failed_write_the_text_says_what_to_do(tmp_path: Path) -> None:
+    """RocksDB stays in its error state: every later write fails, and so does closing."""
+    database = Rdict(str(tmp_path / "db"))
+    store = RocksStore(database)
+    store.create()
+    row = store.claim("id")
+    database.create_column_family("gone", Options()).close()
+    handle = database.get_column_family_handle("gone")
+    database.drop_column_family("gone")
+    transaction = store.begin()
+    transaction.batch.put("key", "value", handle)
+    transaction.record(replace(row, state=STATE))
+    with pytest.raises(CommitUnknown, match="start this process again"):
+        transaction.commit()
+    with pytest.raises(CommitUnknown, match="start this process again"):
+        store.claim("id")
+    store.close()
+    with contextlib.suppress(Exception):  # what it raises has no class
+        database.close()

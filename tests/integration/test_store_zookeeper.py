@@ -16,6 +16,8 @@ from tallystick.kernel.value import replace
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
+STATE = PreparedTxnState("7:0")
+
 # A multi is operation 14 of ZooKeeper's protocol; a request is its length, its number, its operation.
 MULTI = (14).to_bytes(4, "big")
 
@@ -135,3 +137,35 @@ def test_the_request_is_committed_by_the_store_alone(store: ZooKeeperStore) -> N
     with pytest.raises(NotCommitted) as refused:
         transaction.commit()
     assert isinstance(refused.value.cause, NotYours)
+
+
+@pytest.mark.parametrize("sizes", [[1_100_000], [30_000] * 40, [1_048_500]])
+def test_a_request_above_the_servers_limit_is_refused_before_it_is_sent(
+    store: ZooKeeperStore, sizes: list[int]
+) -> None:
+    """Sent, it would end the session that the application shares, and its outcome would be unknown."""
+    row = store.claim("id")
+    transaction = store.begin()
+    for number, size in enumerate(sizes):
+        transaction.request.create(f"{store.path}-{number}", b"x" * size)
+    with pytest.raises(ValueError, match=r"jute\.maxbuffer"):
+        transaction.record(replace(row, state=STATE))
+    transaction.rollback()
+    assert store.read_state("id") == row
+
+
+def test_a_request_just_within_the_limit_is_committed(store: ZooKeeperStore) -> None:
+    row = store.claim("id")
+    size_bytes = store.request_bytes_max
+    while True:
+        transaction = store.begin()
+        transaction.request.create(f"{store.path}-{size_bytes}", b"x" * size_bytes)
+        try:
+            transaction.record(replace(row, state=STATE))
+        except ValueError:
+            size_bytes -= 100
+            continue
+        transaction.commit()
+        break
+    assert size_bytes > store.request_bytes_max - 1500
+    assert store.read_state("id") == replace(row, state=STATE)

@@ -2,13 +2,22 @@
 
 A writer belongs to the process that first used it. The child has copies of its sockets and file descriptors:
 a ROLLBACK, a COMMIT or a protocol-level close sent by the child would take effect for the parent.
+
+A store belongs to no writer. What is open at a fork, of the store or of others, the child either replaces by
+its own (connections of a pool), or refuses (RocksDB, a ZooKeeper session, SQLite): `watch_forks`.
 """
 
 import ctypes
+import logging
 import os
+from typing import Final, Protocol
+from weakref import WeakSet
 
 from tallystick.client.forks import get_process_token
 from tallystick.dualwrite.errors import NotYours
+
+_log: Final = logging.getLogger("tallystick.dualwrite")
+_OWN_WRITER: Final = "Make a writer in each process, after the fork"
 
 
 class OwningProcess:
@@ -23,18 +32,17 @@ class OwningProcess:
         """Whether this process is a fork of the one that used the object first."""
         return self._process is not None and self._process is not get_process_token()
 
-    def check_process(self, subject: str) -> None:
+    def check_process(self, subject: str, remedy: str = _OWN_WRITER) -> None:
         """Raise NotYours in a forked child."""
         if self.is_forked_child:
             raise NotYours(
                 f"{subject} was in use in process {self._pid}, and this is a fork of it, {os.getpid()}: what "
-                "is open there is the parent's to commit, and nothing was done here. Make a writer in each "
-                "process, after the fork"
+                f"is open there is the parent's to commit, and nothing was done here. {remedy}"
             )
 
-    def claim_process(self, subject: str) -> None:
+    def claim_process(self, subject: str, remedy: str = _OWN_WRITER) -> None:
         """Record this process as the owner. Raises: NotYours in a forked child."""
-        self.check_process(subject)
+        self.check_process(subject, remedy)
         self._process, self._pid = get_process_token(), os.getpid()
 
 
@@ -45,3 +53,29 @@ def leak_reference(resource: object) -> None:
     close collected connections: SQLite's would roll back the transaction in the file that the parent uses.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(resource))
+
+
+class OpenAtFork(Protocol):
+    """Something that may be open when the process forks."""
+
+    def leave_to_parent(self) -> None:
+        """Leave what is open to the parent. Called in the child, at the fork; may wait for nothing."""
+
+
+_watched: Final[WeakSet[OpenAtFork]] = WeakSet()
+
+
+def watch_forks(opened: OpenAtFork) -> None:
+    """Call `opened.leave_to_parent` in every child, before code there can use what the parent has open."""
+    _watched.add(opened)
+
+
+def _leave_all_to_parent() -> None:
+    for opened in list(_watched):
+        try:
+            opened.leave_to_parent()
+        except Exception:
+            _log.exception("%r: what the parent has open may be shared with it", opened)
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)

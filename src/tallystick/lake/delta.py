@@ -83,6 +83,7 @@ _COLUMN_RULES: Final = {
 }
 _ADD_COLUMNS_ATTEMPTS: Final = 20
 _ENTRIES_MAX: Final = 8
+_FORKED_TEXT: Final = "tokio runtime does not support forked processes"
 _DECORATION: Final = re.compile(r"\x1b\[[0-9;]*m|\u21b3")
 
 
@@ -156,6 +157,14 @@ class DeltaLakeTable:
             ) from exc
         except OSError as exc:  # an object store's, over several coloured lines
             raise OSError(f"table {self._url}: {' '.join(_DECORATION.sub('', str(exc)).split())}") from exc
+        except BaseException as exc:  # a panic of Rust's is no Exception
+            if _FORKED_TEXT not in str(exc):
+                raise
+            raise UnusableTable(
+                f"table {self._url}: the process that forked this one has used deltalake, whose threads do "
+                "not survive a fork: nothing was done here. Start such processes before anything reads a "
+                "Delta table, or with multiprocessing's `spawn`"
+            ) from exc
         return self._table
 
     def _advance(self, table: DeltaTable) -> str | None:

@@ -6,10 +6,12 @@ import sys
 import textwrap
 import threading
 from collections.abc import Awaitable
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
+from tallystick.client.blocking import thread as thread_module
 from tallystick.client.blocking.thread import EngineThread, engine_thread, run_in_caller
 from tallystick.client.errors import ClientError, Closed, IllegalState, TimedOut
 from tallystick.client.producer.delivery import BatchOutcome, Delivery
@@ -298,3 +300,24 @@ def test_the_clients_that_are_open_at_the_end_share_its_limit(monkeypatch: pytes
     engine.shut_down(2.0)
     assert Slow.limits_s == [2.0, 0.5, 0]
     eventually(lambda: not engine.is_alive)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "patched", "remedy"),
+    [
+        ("gevent.monkey", "is_module_patched", "threading", r"gevent.*patch_all\(thread=False\)"),
+        ("eventlet.patcher", "is_monkey_patched", "thread", r"eventlet.*monkey_patch\(thread=False\)"),
+    ],
+)
+def test_where_greenlets_replace_threads_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, asked: str, patched: str, remedy: str
+) -> None:
+    """There the loop would let nothing else run: each call would hang, without a limit."""
+    monkeypatch.setattr(thread_module, "_current", None)
+    module = SimpleNamespace(**{asked: lambda which: which == patched})
+    monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    with pytest.raises(IllegalState, match=remedy):
+        engine_thread()
+    setattr(module, asked, lambda _: False)
+    assert engine_thread().is_alive
+    engine_thread().shut_down(1.0)

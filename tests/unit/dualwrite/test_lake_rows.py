@@ -4,6 +4,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -191,3 +192,16 @@ def test_all_columns_in_the_order_of_the_table() -> None:
     rows = to_all_columns(pa.table({"name": ["tea"], "id": pa.array([1], pa.int32())}), TABLE)
     assert rows.schema == TABLE.schema
     assert rows.to_pylist() == [dict.fromkeys(TABLE.schema.names) | {"id": 1, "name": "tea"}]
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda batch: batch, lambda batch: pa.Table.from_batches([batch]), pa.table]
+)
+def test_arrow_data_over_a_buffer_that_is_filled_again_keeps_its_values(wrap: Any) -> None:
+    ids = np.array([1, 2], dtype="int32")
+    batch = pa.RecordBatch.from_arrays(
+        [pa.Array.from_buffers(pa.int32(), 2, [None, pa.py_buffer(ids)])], ["id"]
+    )
+    rows = convert(wrap(batch))
+    ids[:] = 9
+    assert rows["id"].to_pylist() == [1, 2]

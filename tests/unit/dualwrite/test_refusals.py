@@ -25,6 +25,10 @@ def sqlite(name: str) -> sqlite3.OperationalError:
         psycopg.errors.RaiseException(),
         pymysql.err.OperationalError(1213, "Deadlock found"),
         pymysql.err.OperationalError(1114, "The table is full"),
+        pymysql.err.OperationalError(
+            3100, "Error on observer while running replication hook 'before_commit'"
+        ),
+        pymysql.err.OperationalError(3101, "Plugin instructed the server to rollback the transaction"),
         sqlite("SQLITE_BUSY_SNAPSHOT"),
         sqlite("SQLITE_FULL"),
     ],
@@ -44,6 +48,7 @@ def test_a_refusal_is_certain(answer: Exception) -> None:
         psycopg.errors.IoError(),
         psycopg.errors.InternalError_(),
         psycopg.OperationalError("server closed the connection unexpectedly"),
+        pymysql.err.OperationalError(1180, "Got error 149 during COMMIT"),
         pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query"),
         sqlite("SQLITE_IOERR_FSYNC"),
         ConnectionResetError(104, "reset by peer"),

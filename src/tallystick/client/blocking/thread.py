@@ -24,6 +24,7 @@ import asyncio
 import atexit
 import os
 import select
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -33,7 +34,7 @@ from time import monotonic
 from typing import Final, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
-from tallystick.client.errors import ClientError, Closed, TimedOut
+from tallystick.client.errors import ClientError, Closed, IllegalState, TimedOut
 from tallystick.client.forks import build_forked_error
 from tallystick.client.waits import check_may_wait, mark_engine_thread
 from tallystick.kernel.errors import Effect
@@ -421,12 +422,36 @@ _current: EngineThread | None = None
 
 
 def engine_thread() -> EngineThread:
-    """Return the engine thread of this process; the first call starts it."""
+    """Return the engine thread of this process; the first call starts it.
+
+    Raises: IllegalState where threads are replaced by greenlets.
+    """
     global _current
     with _lock:
         if _current is None or not _current.is_alive:
+            _check_threads()
             _current = EngineThread()
         return _current
+
+
+def _check_threads() -> None:
+    """Raise IllegalState where `threading` starts no threads.
+
+    A greenlet that runs an event loop never lets another one run, so that every call would hang, and no time
+    limit would end it. Sources: gevent.monkey.is_module_patched; eventlet.patcher.is_monkey_patched.
+    """
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        library, remedy = "gevent", "call gevent.monkey.patch_all(thread=False)"
+    elif eventlet is not None and eventlet.is_monkey_patched("thread"):
+        library, remedy = "eventlet", "call eventlet.monkey_patch(thread=False)"
+    else:
+        return
+    raise IllegalState(
+        f"{library} has replaced this process's threads, and a client of tallystick needs one of its own: "
+        "nothing was opened. Use a worker with threads (gunicorn's gthread, Celery's threads or prefork), or "
+        f"tallystick.aio in asyncio, or {remedy}"
+    )
 
 
 def _after_fork_in_child() -> None:

@@ -24,7 +24,7 @@ from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
 from tallystick.dualwrite.offsets import PolledBatch, first_offsets
 from tallystick.dualwrite.recipes import AsyncStepRunner, Watch
 from tallystick.dualwrite.stores.base import AsyncOffsetStore, AsyncOffsetTransaction, OffsetAdvance
-from tallystick.dualwrite.transaction import DatabaseHalf
+from tallystick.dualwrite.transaction import DatabaseHalf, flush_rows_async
 from tallystick.kernel.check import require
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import TopicPartition
@@ -159,6 +159,7 @@ class AsyncConsumeRecipe(Generic[X]):
         txn = require(self._transaction, "a batch was begun")
         self._is_unsynced = True
         try:
+            await flush_rows_async(txn)
             if polled.offset_moves:
                 await self._steps.run(
                     "move offsets", self.group, txn.move_offsets, self.group, polled.offset_moves

@@ -25,7 +25,7 @@ from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
 from tallystick.dualwrite.offsets import PolledBatch, first_offsets
 from tallystick.dualwrite.recipes import StepRunner, Watch
 from tallystick.dualwrite.stores.base import OffsetAdvance, OffsetStore, OffsetTransaction
-from tallystick.dualwrite.transaction import DatabaseHalf
+from tallystick.dualwrite.transaction import DatabaseHalf, flush_rows
 from tallystick.kernel.check import require
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import TopicPartition
@@ -158,6 +158,7 @@ class ConsumeRecipe(Generic[X]):
         txn = require(self._transaction, "a batch was begun")
         self._is_unsynced = True
         try:
+            flush_rows(txn)
             if polled.offset_moves:
                 self._steps.run("move offsets", self.group, txn.move_offsets, self.group, polled.offset_moves)
             self._steps.run("commit database", self.group, txn.commit)

@@ -332,9 +332,8 @@ class DualWriteSession(Generic[D]):
         for branch in self._branches_by_id:
             token = self._steps.run("prepare", branch.id, branch.producer.prepare_transaction)
             rows.append((branch, self._build_row(branch, token)))
-        record = getattr(txn, "record_at_commit", txn.record)
         for branch, row in rows:
-            self._steps.run("record", branch.id, record, row, branch.require_row())
+            self._steps.run("record", branch.id, txn.record, row, branch.require_row())
         for branch, row in rows:
             if row is not branch.require_row():
                 self._check_time(row)

@@ -17,6 +17,7 @@ silently, committing nothing, when the connection was closed or marked for rollb
 """
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from django.db import DatabaseError, IntegrityError, ProgrammingError, connectio
 from django.db import OperationalError as DjangoOperationalError
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.forks import leak_reference, watch_forks
 from tallystick.dualwrite.model import KEYS_TABLE, LEASE_TABLE, TABLE, StoredState, from_columns, to_columns
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
@@ -49,6 +51,7 @@ from tallystick.dualwrite.stores.refusals import (
     is_refusal,
     parse_savepoint,
 )
+from tallystick.dualwrite.stores.schema_lookup import FIND_SCHEMA_SQL
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -86,9 +89,10 @@ class DjangoTransaction:
     def __init__(self, store: "DjangoStore") -> None:
         """Prepare the block without opening it. Raises: NotYours inside another block."""
         self._alias = store.using
+        self._store = store
         self._allowed = store.allowed_risks
         self._committed = False
-        self._connection = connections[store.using]
+        self._connection = store.get_connection()
         _check_outermost(self._connection)
         # durable: Django itself raises if another block is opened around this one after all.
         self._atomic: Any = transaction.atomic(using=store.using, durable=True)
@@ -117,6 +121,8 @@ class DjangoTransaction:
             if self._connection.vendor == "postgresql":
                 cursor.execute("SELECT set_config(%s, %s, true)", [_MARK_SETTING, self._mark])
             else:
+                # Django begins without the write lock, and a transaction that has read may not get it later.
+                cursor.execute(f"UPDATE {TABLE} SET owner = owner WHERE 1 = 0")
                 cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
             self._connection.execute_wrappers.append(self._track_statement)
             _check_durable(self._connection.vendor, cursor, self._allowed)
@@ -137,7 +143,8 @@ class DjangoTransaction:
         values = to_columns(row)
         transactional_id, owner = values.pop("transactional_id"), values.pop("owner")
         assignments = ", ".join(f"{name} = %s" for name in values)
-        statement = f"UPDATE {TABLE} SET {assignments} WHERE transactional_id = %s AND owner = %s"
+        table = self._store.name_of(TABLE)
+        statement = f"UPDATE {table} SET {assignments} WHERE transactional_id = %s AND owner = %s"
         compared = [] if before is None else [str(before.state)]
         if compared:
             statement += " AND prepared_transaction_state = %s"
@@ -146,7 +153,7 @@ class DjangoTransaction:
             self._check_mark(cursor)
             cursor.execute(statement, [*values.values(), transactional_id, owner, *compared])
             if cursor.rowcount != 1:
-                check_record(_read_row(cursor, row.transactional_id), row, before)
+                check_record(_read_row(cursor, table, row.transactional_id), row, before)
                 raise Fenced(row.transactional_id, row.owner)
             # A transaction can weaken its durability (SET LOCAL), so check right before the commit.
             _check_durable(self._connection.vendor, cursor, self._allowed)
@@ -158,11 +165,12 @@ class DjangoTransaction:
         Raises: BadStore if the table is missing; BadRow; a conflict, after which this transaction is lost.
         """
         self._check_open()
+        keys = self._store.name_of(KEYS_TABLE)
         inserting = (
-            f"INSERT INTO {KEYS_TABLE} (scope, idempotency_key, claim, created_at) "
+            f"INSERT INTO {keys} (scope, idempotency_key, claim, created_at) "
             f"VALUES (%s, %s, %s, {NOW_MS_SQL[self._connection.vendor]}) ON CONFLICT DO NOTHING"
         )
-        reading = f"SELECT claim, result FROM {KEYS_TABLE} WHERE scope = %s AND idempotency_key = %s"
+        reading = f"SELECT claim, result FROM {keys} WHERE scope = %s AND idempotency_key = %s"
         try:
             with self._connection.cursor() as cursor:
                 cursor.execute(inserting, [key.scope, key.key, self._mark])
@@ -182,7 +190,7 @@ class DjangoTransaction:
         with self._connection.cursor() as cursor:
             self._check_mark(cursor)
             cursor.execute(
-                f"UPDATE {KEYS_TABLE} SET result = %s "
+                f"UPDATE {self._store.name_of(KEYS_TABLE)} SET result = %s "
                 "WHERE scope = %s AND idempotency_key = %s AND claim = %s",
                 [text, key.scope, key.key, self._mark],
             )
@@ -302,10 +310,41 @@ class DjangoStore:
         if vendor not in _COLLATION:
             raise BadStore(f"{using!r} is {vendor}; DjangoStore knows {' and '.join(_COLLATION)}")
         self.database_system = vendor
+        self._why_refused = ""
+        self._names = {name: name for name in (TABLE, KEYS_TABLE)}
+        watch_forks(self)
+
+    def leave_to_parent(self) -> None:
+        """Drop the connection of the thread that forks, so that Django opens another one in this process.
+
+        It is not closed, since that would be sent to the parent's server. No other thread exists here.
+        """
+        connection = connections[self.using]
+        if connection.connection is None:
+            return
+        leak_reference(connection.connection)
+        if connection.in_atomic_block:
+            self._why_refused = "was in a transaction of {alias}, which is the parent's"
+        elif connection.vendor == "sqlite":
+            self._why_refused = "had {alias} open, and SQLite cannot be used across a fork"
+        elif connection.settings_dict["OPTIONS"].get("pool"):
+            self._why_refused = "had a connection of {alias}'s pool, which cannot be used across a fork"
+        else:
+            del connections[self.using]
+
+    def get_connection(self) -> Any:
+        """Return Django's connection of this thread. Raises: NotYours where it is the parent's [DW-11]."""
+        if self._why_refused:
+            raise NotYours(
+                f"process {os.getppid()} {self._why_refused.format(alias=repr(self.using))}, when it forked "
+                "this one: nothing was done here. Before the fork, leave the transaction and close the "
+                f"connection: connections[{self.using!r}].close(), and .close_pool() if it has a pool"
+            )
+        return connections[self.using]
 
     def create(self) -> None:
         """Create the tables if missing, for example from a migration's RunPython. Raises: BadStore."""
-        connection = connections[self.using]
+        connection = self.get_connection()
         with transaction.atomic(using=self.using), connection.cursor() as cursor:
             if connection.vendor == "postgresql":
                 # Under concurrent creation, IF NOT EXISTS lets one of them fail.
@@ -329,23 +368,30 @@ class DjangoStore:
 
     def _claim(self, transactional_id: str, holder: str | None = None) -> StoredState:
         values = to_columns(StoredState(transactional_id=transactional_id, owner=secrets.token_hex(16)))
+        table = self.name_of(TABLE)
         statement = (
-            f"INSERT INTO {TABLE} ({', '.join(values)}) VALUES ({', '.join(['%s'] * len(values))}) "
+            f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join(['%s'] * len(values))}) "
             "ON CONFLICT (transactional_id) DO UPDATE SET owner = excluded.owner"
         )
         with self._claiming() as (connection, cursor):
             cursor.execute(statement, list(values.values()))
-            row = _read_row(cursor, transactional_id)
+            row = _read_row(cursor, table, transactional_id)
+            names = _find_names(connection, cursor, self._names)
             if holder is not None:
                 django_leases.check_lease(cursor, connection.vendor, transactional_id, holder)
         if row is None:
             raise BadStore(f"the row of {transactional_id!r} is not there after it was written")
+        self._names = names
         return row
+
+    def name_of(self, table: str) -> str:
+        """Return a table's name, with the schema that it had at the first claim: a block may set the path."""
+        return self._names[table]
 
     @contextmanager
     def _claiming(self) -> Iterator[tuple[Any, Any]]:
         """Open a transaction with a limited wait for locks, which the end of the block commits."""
-        connection = connections[self.using]
+        connection = self.get_connection()
         _check_outermost(connection)
         try:
             with transaction.atomic(using=self.using, durable=True), connection.cursor() as cursor:
@@ -382,7 +428,7 @@ class DjangoStore:
 
     def release_thread(self) -> None:
         """Close the connection of a background thread, which no end of a request closes."""
-        connections[self.using].close()
+        self.get_connection().close()
 
     def begin(self) -> DjangoTransaction:
         """Open the block. Raises: NotYours inside another block; UnsafeStore."""
@@ -406,13 +452,13 @@ class DjangoStore:
 
     def read_state(self, transactional_id: str) -> StoredState | None:
         """Return the committed row."""
-        with connections[self.using].cursor() as cursor:
-            return _read_row(cursor, transactional_id)
+        with self.get_connection().cursor() as cursor:
+            return _read_row(cursor, self.name_of(TABLE), transactional_id)
 
     def transactional_ids(self) -> Iterable[str]:
         """Return every id that has a row, in order."""
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(f"SELECT transactional_id FROM {TABLE} ORDER BY transactional_id")
+        with self.get_connection().cursor() as cursor:
+            cursor.execute(f"SELECT transactional_id FROM {self.name_of(TABLE)} ORDER BY transactional_id")
             return [str(row[0]) for row in cursor.fetchall()]
 
     def forget_idempotency_keys(self, older_than_ms: int) -> int:
@@ -422,10 +468,11 @@ class DjangoStore:
         all of it.
         Returns: the number of keys deleted.
         """
-        connection = connections[self.using]
+        connection = self.get_connection()
         now = NOW_MS_SQL[connection.vendor]
         with connection.cursor() as cursor:
-            cursor.execute(f"DELETE FROM {KEYS_TABLE} WHERE created_at < {now} - %s", [older_than_ms])
+            keys = self.name_of(KEYS_TABLE)
+            cursor.execute(f"DELETE FROM {keys} WHERE created_at < {now} - %s", [older_than_ms])
             return int(cursor.rowcount)
 
     def close(self) -> None:
@@ -486,9 +533,21 @@ def _check_durable(vendor: str, cursor: Any, allowed: AllowedRisks) -> None:
     check_sqlite(str(synchronous), journal, allowed)
 
 
-def _read_row(cursor: Any, transactional_id: str) -> StoredState | None:
+def _find_names(connection: Any, cursor: Any, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names with the schema in which PostgreSQL finds each table, unless they have it."""
+    if connection.vendor != "postgresql":
+        return dict(names)
+    with_schemas = {}
+    for table, name in names.items():
+        cursor.execute(f"SELECT {FIND_SCHEMA_SQL[connection.vendor].format(name=name)}")
+        (schema,) = cursor.fetchone()
+        with_schemas[table] = name if schema is None else f"{connection.ops.quote_name(schema)}.{table}"
+    return with_schemas
+
+
+def _read_row(cursor: Any, table: str, transactional_id: str) -> StoredState | None:
     cursor.execute(
-        f"SELECT {', '.join(COLUMNS)} FROM {TABLE} WHERE transactional_id = %s", [transactional_id]
+        f"SELECT {', '.join(COLUMNS)} FROM {table} WHERE transactional_id = %s", [transactional_id]
     )
     row = cursor.fetchone()
     return None if row is None else from_columns(dict(zip(COLUMNS, row, strict=True)))

@@ -9,7 +9,6 @@ from typing import Any, Final
 from sqlalchemy import (
     BigInteger,
     Column,
-    Connection,
     Executable,
     Integer,
     String,
@@ -26,7 +25,7 @@ from tallystick.dualwrite.errors import LeaseLost
 from tallystick.dualwrite.model import LEASE_TABLE
 from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseRow, LeaseTaking
 from tallystick.dualwrite.stores.database_clock import NOW_MS_SQL
-from tallystick.dualwrite.stores.sql_table import DualWriteTables, ExactText, create_table
+from tallystick.dualwrite.stores.sql_table import DualWriteTables, ExactText
 
 _HOLDER_BYTES: Final = 64
 
@@ -48,10 +47,6 @@ class LeaseTable:
             schema=tables.states.schema,
             mysql_engine="InnoDB",
         )
-
-    def create(self, connection: Connection) -> None:
-        """Create the table if missing, and check it. Raises: BadStore."""
-        create_table(connection, self.leases)
 
     def read_now(self, dialect: str) -> Executable:
         """Select the database's time in milliseconds since the Unix epoch."""

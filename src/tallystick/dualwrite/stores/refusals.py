@@ -15,7 +15,9 @@ _SQLITE_ERRORS: Final = (
     "SQLITE_FULL",
     "SQLITE_READONLY",
 )
-_MYSQL_ERRORS: Final = (1205, 1213, 1114, 1290, 3024)  # lock wait, deadlock, table full, read only, timeout
+# Lock wait, deadlock, table full, read only, timeout; a hook of replication failed before the commit, a
+# plugin (Group Replication) rolled it back. Not 1180: an engine may fail when the binary log has the commit.
+_MYSQL_ERRORS: Final = (1205, 1213, 1114, 1290, 3024, 3100, 3101)
 
 
 def is_refusal(answer: object) -> bool:

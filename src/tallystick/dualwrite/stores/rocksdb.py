@@ -2,12 +2,14 @@
 
 Fencing: RocksDB's own lock lets one process open a database, and is released by kill -9; so a stalled process
 keeps all others out, and a dead one commits nothing. Within the process, the owner of the row is compared and
-the batch written under one lock for each database, which a claim also takes [DW-2].
+the batch written under one lock for each database, which a claim also takes [DW-2]. A fork's child inherits
+the lock and not RocksDB's threads: its rows would be lost, so it is refused [DW-11].
 
 The family has the raw mode of its database. Source: KIP-939 "Normal processing recipe", which keeps the state
 in the application's database; rocksdict `Rdict.write`, `WriteOptions.sync`.
 """
 
+import logging
 import secrets
 import threading
 from collections.abc import Iterable
@@ -24,8 +26,15 @@ from tallystick.dualwrite.errors import (
     NotCommitted,
     NotYours,
 )
+from tallystick.dualwrite.forks import OwningProcess, leak_reference, watch_forks
 from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.stores.base import check_record
+
+_log: Final = logging.getLogger("tallystick.dualwrite")
+
+_OPEN_AFTER_FORK: Final = (
+    "RocksDB allows one process: fork first, and open the database, with its store, in one child"
+)
 
 # Several stores may share a database, which a process can open only once: the path identifies it.
 _LOCKS: Final[dict[Path, threading.Lock]] = {}
@@ -87,15 +96,32 @@ class RocksStore:
     database_system: Final = "rocksdb"
 
     def __init__(self, database: Rdict) -> None:
-        """Use `database`, opened read-write with all its column families, as rocksdict does by default."""
+        """Use `database`, opened read-write with all its column families, as rocksdict does by default.
+
+        Raises: BadStore for a database that forgets its rows after a time (`AccessType.with_ttl`).
+        """
+        self._owning_process = OwningProcess()
+        self._owning_process.claim_process(f"{database.path()}")
+        watch_forks(self)
+        _check_keeps_rows(Path(database.path()))
         self.database = database
         self.raw_mode = _detect_raw_mode(database)
         self._family: tuple[Rdict, ColumnFamily] | None = None
         with _LOCKS_GUARD:
             self._lock = _LOCKS.setdefault(Path(database.path()).resolve(), threading.Lock())
 
+    def leave_to_parent(self) -> None:
+        """Never close the database here: to do so would write to the parent's files."""
+        leak_reference(self.database)
+        leak_reference(self._family)
+
+    def check_process(self) -> None:
+        """Raise NotYours in a fork of the process that opened the database [DW-11]."""
+        self._owning_process.check_process(f"the RocksDB database {self.database.path()}", _OPEN_AFTER_FORK)
+
     def create(self) -> None:
         """Create the column family `kafka_transaction_state` if missing, and validate its rows."""
+        self.check_process()
         with self._lock:
             if TABLE not in Rdict.list_cf(self.database.path()):
                 self.database.create_column_family(TABLE, Options(raw_mode=self.raw_mode)).close()
@@ -104,6 +130,7 @@ class RocksStore:
 
     def claim(self, transactional_id: str) -> StoredState:
         """Take over the row, after any batch that is being written."""
+        self.check_process()
         owner = secrets.token_hex(16)
         with self._lock:
             row = self.read_state(transactional_id)
@@ -115,6 +142,7 @@ class RocksStore:
 
     def begin(self) -> RocksTransaction:
         """Begin a transaction with a new batch."""
+        self.check_process()
         return RocksTransaction(self)
 
     def read_state(self, transactional_id: str) -> StoredState | None:
@@ -131,10 +159,14 @@ class RocksStore:
         return sorted(key.decode() if isinstance(key, bytes) else str(key) for key in rows.keys())  # noqa: SIM118
 
     def close(self) -> None:
-        """Release the column family, so that the database can be closed."""
-        if self._family is not None:
-            self._family[0].close()
-            self._family = None
+        """Release the column family, so that the database can be closed. Does nothing in a forked child."""
+        if self._family is None or self._owning_process.is_forked_child:
+            return
+        (rows, _), self._family = self._family, None
+        try:
+            rows.close()
+        except Exception as exc:  # an error here would hide the one that made RocksDB stop writing
+            _log.warning("%s: the column family could not be closed: %s", self.database.path(), exc)
 
     def check(self, row: StoredState, before: StoredState | None) -> None:
         """Raise Fenced if the row has another owner or is gone, DatabaseBehind if its state differs."""
@@ -142,6 +174,7 @@ class RocksStore:
 
     def write(self, batch: WriteBatch, rows: Iterable[tuple[StoredState, StoredState | None]]) -> None:
         """Write a batch and the rows if the owner of every row is unchanged [DW-2]."""
+        self.check_process()  # first: a thread that does not exist here may hold the lock
         with self._lock:
             try:
                 for row, before in rows:
@@ -162,12 +195,17 @@ class RocksStore:
             raise
         except Exception as exc:
             # A log that failed to sync may still contain the batch when the database is reopened.
-            raise CommitUnknown(f"RocksDB could not write the batch: {exc}") from exc
+            raise CommitUnknown(
+                f"RocksDB could not write the batch: {exc}. After a failed write it refuses every other one, "
+                "even when the cause is gone: remove that (a full disk, a column family that was dropped), "
+                "then start this process again. recover() finds out there"
+            ) from exc
 
     def _key(self, transactional_id: str) -> str | bytes:
         return transactional_id.encode() if self.raw_mode else transactional_id
 
     def _open_family(self) -> tuple[Rdict, ColumnFamily]:
+        self.check_process()
         if self._family is None:
             try:
                 handle = self.database.get_column_family_handle(TABLE)
@@ -179,6 +217,16 @@ class RocksStore:
                     f"{self.database.path()}: no column family {TABLE}; create() makes it"
                 ) from exc
         return self._family
+
+
+def _check_keeps_rows(folder: Path) -> None:
+    """Raise BadStore if the options that RocksDB has written at the last opening drop rows after a time."""
+    written = sorted(folder.glob("OPTIONS-[0-9]*"), key=lambda path: int(path.name.partition("-")[2]))
+    if written and "TtlCompactionFilterFactory" in written[-1].read_text(errors="replace"):
+        raise BadStore(
+            f"{folder} was opened with_ttl: RocksDB would drop the row of a transactional id after that "
+            "time, and with it what was decided. Nothing was written. Use a database without it"
+        )
 
 
 def _detect_raw_mode(database: Rdict) -> bool:

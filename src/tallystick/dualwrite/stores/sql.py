@@ -4,11 +4,11 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Concatenate, Final, ParamSpec, cast
 
-from sqlalchemy import Connection, CursorResult, Engine, MetaData
+from sqlalchemy import Connection, CursorResult, Engine, MetaData, Table
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
@@ -22,23 +22,24 @@ from tallystick.dualwrite.errors import (
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
-from tallystick.dualwrite.stores import lease_table, sql_one_message, sql_table
+from tallystick.dualwrite.stores import lease_table, sql_table
 from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
-from tallystick.dualwrite.stores.commit_message import CommitMessage
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.lease_table import LeaseTable
-from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import (
     call_with_connection,
     call_with_session,
     derive_guarded_engine,
     get_connection,
     get_driver_connection,
+    get_engine,
     get_session,
     roll_back_driver,
 )
+from tallystick.dualwrite.stores.sql_forks import PoolAcrossForks
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
+from tallystick.dualwrite.stores.sql_places import TablePlaces
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
 from tallystick.kernel.check import require
 from tallystick.kernel.ids import TopicPartition
@@ -54,8 +55,9 @@ MARK_BYTES: Final = 8
 class SqlTransaction:
     """A transaction on a connection of its own, shared by `session` and `connection`."""
 
-    def __init__(self, store: "SqlStore", connection: Connection, mark: str) -> None:
+    def __init__(self, store: "SqlStore", connection: Connection, mark: str, places: TablePlaces) -> None:
         self._store = store
+        self._places = places
         self._mark = mark
         self._connection = connection
         self._root = connection.get_transaction()
@@ -64,9 +66,6 @@ class SqlTransaction:
         self._watched_driver: Any = None
         self._is_committed = False
         self._is_in_doubt = False
-        self._commit_message = CommitMessage(
-            connection, store.tables, store.commit_texts, store.allowed_risks, mark
-        )
 
     def watch_driver(self) -> None:
         """Listen to statements sent to the driver directly, if it reports them (asyncpg 0.29 does)."""
@@ -120,44 +119,35 @@ class SqlTransaction:
         dialect = self._connection.dialect.name
         tables, values = self._store.tables, sql_table.record_parameters(row, before, dialect, self._mark)
         replaced = tables.record(dialect, compares=before is not None)
-        result = self._connection.execute(replaced, values)
+        options = self._places.options(tables.states)
+        result = self._connection.execute(replaced, values, execution_options=options)
         if dialect == "postgresql":
             count = sql_table.count_recorded(result.all(), self._store.allowed_risks)
         else:
             count = cast(CursorResult[Any], result).rowcount
         if count != 1:
             self._check_mark(dialect)
-            result = self._connection.execute(tables.read_locked(row.transactional_id))
+            reading = tables.read_locked(row.transactional_id)
+            result = self._connection.execute(reading, execution_options=options)
             now = result.mappings().first()
             sql_table.raise_not_recorded(cast("Mapping[str, object] | None", now), row, before)
-
-    def record_at_commit(self, row: StoredState, before: StoredState) -> None:
-        """Record as part of `commit`, in one message with COMMIT, where the driver can; else at once.
-
-        Raises: as `record`, or `commit` raises NotCommitted with that as its cause.
-        """
-        if not self._commit_message.is_possible():
-            self.record(row, before)
-            return
-        self._check_open()
-        self._guard.check_savepoints()
-        self._commit_message.add(row, before)
 
     def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None:
         self._check_open()
         dialect = self._connection.dialect.name
         if self._connection.dialect.driver == "asyncpg":  # it does not begin another transaction by itself
             self._check_mark(dialect)
+        options = self._places.options(self._store.tables.offsets)
         for at in sorted(moved, key=str):  # the same order everywhere prevents deadlocks
             statement = self._store.tables.move_offset(group, at, moved[at], dialect)
             try:
-                result = self._connection.execute(statement)
+                result = self._connection.execute(statement, execution_options=options)
             except IntegrityError as exc:
                 raise Fenced(f"{group} {at}", str(moved[at].before)) from exc
             if dialect == "postgresql":
                 marks = result.scalars().all()
-                for mark in marks:
-                    sql_table.check_mark(mark, self._mark)
+                if any(mark != self._mark for mark in marks):
+                    raise self._guard.build_ended_error()
                 count = len(marks)
             else:
                 count = cast(CursorResult[Any], result).rowcount
@@ -172,12 +162,14 @@ class SqlTransaction:
         """
         self._check_open()
         dialect, keys = self._connection.dialect.name, self._store.keys
+        options = self._places.options(keys.keys)
         try:
             inserting = keys.claim(key, self._mark, dialect).execution_options(preserve_rowcount=True)
-            result = cast(CursorResult[Any], self._connection.execute(inserting))
-            if result.rowcount == 1 and dialect not in sql_table.MYSQL:
+            inserted = self._connection.execute(inserting, execution_options=options)
+            if cast(CursorResult[Any], inserted).rowcount == 1 and dialect not in sql_table.MYSQL:
                 return None
-            claim_row = self._connection.execute(keys.read_claim(key, dialect)).first()
+            reading = keys.read_claim(key, dialect)
+            claim_row = self._connection.execute(reading, execution_options=options).first()
         except DBAPIError as exc:
             if sql_table.is_missing_table(exc):
                 raise BadStore(f"{exc.orig}; SqlStore.create() makes the tables") from exc
@@ -189,23 +181,20 @@ class SqlTransaction:
         self._check_open()
         dialect = self._connection.dialect.name
         self._check_mark(dialect)
-        self._connection.execute(self._store.keys.store_result(key, self._mark, text))
+        keys = self._store.keys
+        storing, options = keys.store_result(key, self._mark, text), self._places.options(keys.keys)
+        self._connection.execute(storing, execution_options=options)
 
     def commit(self) -> None:
         try:
             self._check_open()
-            _release_mark(self._connection)
+            self._release_mark()
         except Exception as exc:  # COMMIT was not sent
             raise NotCommitted(exc) from exc
         root = require(self._root, "a transaction that is open has its root")
         self._guard.is_ending = self._is_in_doubt = True
         try:
-            if self._commit_message.has_records:
-                self._commit_message.send()
-            root.commit()  # sends nothing after that
-        except NotCommitted:
-            self._is_in_doubt = False
-            raise
+            root.commit()
         except Exception as exc:
             if sql_table.is_certainly_not_committed(exc):
                 self._is_in_doubt = False
@@ -238,7 +227,10 @@ class SqlTransaction:
         get_connection(self._connection).detach()
 
     def _close(self) -> None:
-        """Close the session and connection; the pool rolls back anything uncommitted."""
+        """Close the session and connection; the pool rolls back anything uncommitted.
+
+        A connection whose block has ended the transaction may have other settings by now: it is dropped.
+        """
         try:
             if self._session is not None:
                 call_with_session(self._session, self._guard.close, is_kept=self._is_committed)
@@ -248,6 +240,8 @@ class SqlTransaction:
                 listened.remove_query_logger(self._guard.on_driver_statement)
             if not self._connection.closed:
                 self._guard.release()
+                if self._guard.has_ended:
+                    self._connection.invalidate()
                 if not self._is_committed and not require(self._root, "begun").is_active:
                     call_with_connection(self._connection, roll_back_driver)
                 self._connection.close()
@@ -264,7 +258,20 @@ class SqlTransaction:
     def _check_mark(self, dialect: str) -> None:
         if dialect == "postgresql":
             result = self._connection.execute(sql_table.select_mark())
-            sql_table.check_mark(result.scalar_one(), self._mark)
+            if result.scalar_one() != self._mark:
+                raise self._guard.build_ended_error()
+
+    def _release_mark(self) -> None:
+        """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
+        releasing = sql_table.unmark_statement(self._connection.dialect.name)
+        if releasing is None:
+            return
+        try:
+            self._connection.execute(releasing)
+        except DBAPIError as exc:
+            if sql_table.is_mark_missing(exc):
+                raise self._guard.build_ended_error() from exc
+            raise
 
 
 class SqlStore:
@@ -294,16 +301,17 @@ class SqlStore:
             session_factory: creates `txn.session`: a Session class or a sessionmaker.
             allow_unsafe_durability: names of settings that are accepted although a crash of the database may
                 lose commits; True skips all durability checks.
-        Raises: ValueError for an unknown setting name.
+        Raises: ValueError for an unknown setting name; BadStore for a driver that is not proved.
         """
+        sql_table.check_driver(get_engine(engine).dialect)
         metadata = MetaData() if metadata is None else metadata
         self.tables = DualWriteTables(metadata, schema=schema)
         self.lease_table = LeaseTable(self.tables)
         self.keys = IdempotencyTable(metadata, schema=schema)
         self.allowed_risks = parse_allowed(allow_unsafe_durability)
-        record = self.tables.record("postgresql", compares=True)
-        self.commit_texts = sql_one_message.CommitTexts(record, self.allowed_risks)
         self._engine = derive_guarded_engine(engine)
+        self._pool = PoolAcrossForks(get_engine(self._engine))
+        self._places = TablePlaces.of_engine(get_engine(engine), self._list_tables())
         self._session_factory = session_factory
 
     @property
@@ -313,10 +321,9 @@ class SqlStore:
 
     def create(self) -> None:
         """Create the tables if missing. Raises: BadStore for tables of another version."""
-        with self._engine.begin() as connection:
-            call_with_connection(connection, self.tables.create)
-            call_with_connection(connection, self.lease_table.create)
-            call_with_connection(connection, sql_table.create_table, self.keys.keys)
+        with self._connect() as connection:
+            call_with_connection(connection, sql_table.create_tables, self._list_tables(), self._places)
+            connection.commit()
 
     def claim(self, transactional_id: str) -> StoredState:
         return self._claim(transactional_id)
@@ -327,15 +334,26 @@ class SqlStore:
     def _claim(self, transactional_id: str, holder: str | None = None) -> StoredState:
         new_row = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
         with self._claiming() as connection:
-            connection.execute(self.tables.claim(new_row, connection.dialect.name))
+            claiming = self.tables.claim(new_row, connection.dialect.name)
+            connection.execute(claiming, execution_options=self._places.options(self.tables.states))
+            places = self._find_places(connection)
             row = self._read_row(connection, transactional_id)
             if holder is not None:
-                result = connection.execute(self.lease_table.read_holder_locked(transactional_id))
+                locking = self.lease_table.read_holder_locked(transactional_id)
+                result = connection.execute(locking, execution_options=self._lease_options)
                 lease_table.check_holder(transactional_id, holder, result.first())
             connection.commit()
         if row is None or row.owner != new_row.owner:
             raise BadStore(f"the row of {transactional_id!r} is not what was written: is the id too long?")
+        self._places = places
         return row
+
+    def _find_places(self, connection: Connection) -> TablePlaces:
+        """Return in which schema this connection finds the tables."""
+        finding = self._places.find_statement(connection.dialect.name)
+        if finding is None:
+            return self._places
+        return self._places.place(connection.execute(finding).one())
 
     @contextmanager
     def _claiming(self) -> Iterator[Connection]:
@@ -354,10 +372,12 @@ class SqlStore:
 
     def read_leases(self, base: str | None = None) -> LeaseList:
         try:
-            with self._engine.connect() as connection:
+            with self._connect() as connection:
                 now = connection.execute(self.lease_table.read_now(connection.dialect.name))
                 now_ms = now.scalar_one()
-                rows = connection.execute(self.lease_table.read(base)).mappings().all()
+                reading = self.lease_table.read(base)
+                result = connection.execute(reading, execution_options=self._lease_options)
+                rows = result.mappings().all()
         except DBAPIError as exc:
             if sql_table.is_missing_table(exc):
                 raise BadStore(f"{exc.orig}; SqlStore.create() makes the tables") from exc
@@ -367,7 +387,8 @@ class SqlStore:
     def take_lease(self, taking: LeaseTaking) -> bool:
         try:
             with self._claiming() as connection:
-                result = connection.execute(self.lease_table.take(taking, connection.dialect.name))
+                statement = self.lease_table.take(taking, connection.dialect.name)
+                result = connection.execute(statement, execution_options=self._lease_options)
                 connection.commit()
                 return taking.former is None or cast(CursorResult[Any], result).rowcount == 1
         except IntegrityError:  # another process has inserted this number
@@ -376,14 +397,18 @@ class SqlStore:
     def renew_leases(self, ids: Iterable[str], holder: str, duration_ms: int) -> frozenset[str]:
         with self._claiming() as connection:
             dialect = connection.dialect.name
-            connection.execute(self.lease_table.renew(ids, holder, duration_ms, dialect))
-            held = connection.execute(self.lease_table.read_held(holder)).scalars().all()
+            renewing = self.lease_table.renew(ids, holder, duration_ms, dialect)
+            connection.execute(renewing, execution_options=self._lease_options)
+            reading = self.lease_table.read_held(holder)
+            result = connection.execute(reading, execution_options=self._lease_options)
+            held = result.scalars().all()
             connection.commit()
             return frozenset(held)
 
     def release_lease(self, transactional_id: str, holder: str) -> None:
         with self._claiming() as connection:
-            connection.execute(self.lease_table.release(transactional_id, holder))
+            statement = self.lease_table.release(transactional_id, holder)
+            connection.execute(statement, execution_options=self._lease_options)
             connection.commit()
 
     def begin(self) -> SqlTransaction:
@@ -392,8 +417,8 @@ class SqlStore:
         try:  # no gap between taking the connection and the handler that releases it
             connection = self._connect_and_begin()
             if connection.dialect.name == "postgresql":
-                _set_mark(connection, mark)
-            txn = SqlTransaction(self, connection, mark)
+                connection.exec_driver_sql(sql_table.mark_statement(mark))
+            txn = SqlTransaction(self, connection, mark, self._places)
             txn.watch_driver()
             return txn
         except BaseException:
@@ -413,16 +438,19 @@ class SqlStore:
             raise
 
     def read_state(self, transactional_id: str) -> StoredState | None:
-        with self._engine.connect() as connection:
+        with self._connect() as connection:
             return self._read_row(connection, transactional_id)
 
     def transactional_ids(self) -> Iterable[str]:
-        with self._engine.connect() as connection:
-            return connection.execute(self.tables.ids()).scalars().all()
+        with self._connect() as connection:
+            options = self._places.options(self.tables.states)
+            result = connection.execute(self.tables.ids(), execution_options=options)
+            return result.scalars().all()
 
     def read_offsets(self, group: str) -> Mapping[TopicPartition, int]:
-        with self._engine.connect() as connection:
-            rows = connection.execute(self.tables.read_offsets(group)).mappings()
+        with self._connect() as connection:
+            reading, options = self.tables.read_offsets(group), self._places.options(self.tables.offsets)
+            rows = connection.execute(reading, execution_options=options).mappings()
             return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], rows))
 
     def forget_idempotency_keys(self, older_than_ms: int) -> int:
@@ -434,7 +462,9 @@ class SqlStore:
         """
         connection = self._connect_and_begin(claiming=True)
         try:
-            result = connection.execute(self.keys.forget(older_than_ms, connection.dialect.name))
+            forgetting = self.keys.forget(older_than_ms, connection.dialect.name)
+            options = self._places.options(self.keys.keys)
+            result = connection.execute(forgetting, execution_options=options)
             connection.commit()
             return cast(CursorResult[Any], result).rowcount
         finally:
@@ -443,23 +473,39 @@ class SqlStore:
     def close(self) -> None:
         """Do nothing: the caller owns the engine."""
 
+    @property
+    def _lease_options(self) -> Mapping[str, Any]:
+        return self._places.options(self.lease_table.leases)
+
+    def _list_tables(self) -> Sequence[Table]:
+        return self.tables.states, self.tables.offsets, self.lease_table.leases, self.keys.keys
+
+    def _connect(self) -> Connection:
+        """Return a connection of this process [DW-11]."""
+        self._pool.check_process()
+        return self._engine.connect()
+
     def new_session(self, bind: Connection) -> Session:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
 
     def _read_row(self, connection: Connection, transactional_id: str) -> StoredState | None:
-        row = connection.execute(self.tables.read(transactional_id)).mappings().first()
+        reading, options = self.tables.read(transactional_id), self._places.options(self.tables.states)
+        row = connection.execute(reading, execution_options=options).mappings().first()
         return None if row is None else from_columns(cast(Mapping[str, object], row))
 
     def _connect_and_begin(self, *, claiming: bool = False) -> Connection:
         """Return a connection that passed the durability checks, in a transaction."""
         connection: Connection | None = None
         try:
-            connection = self._engine.connect()
+            connection = self._connect()
             dialect = connection.dialect.name
             call_with_connection(connection, sql_table.check_durable, self.allowed_risks)
             if claiming and dialect != "sqlite":
                 connection.execution_options(isolation_level="READ COMMITTED")
             connection.begin()
+            if dialect == "sqlite":
+                options = self._places.options(self.tables.states)
+                call_with_connection(connection, sql_table.begin_on_sqlite, self.tables.lock(), options)
             for statement in sql_table.first_statements(dialect, claiming=claiming):
                 connection.execute(statement)
             return connection
@@ -493,32 +539,3 @@ def _roll_back_session(session: Session) -> None:
             session.rollback()
         except Exception:
             _log.warning("a hook of a session failed after its transaction had ended", exc_info=True)
-
-
-def _release_mark(connection: Connection) -> None:
-    """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
-    releasing = sql_table.unmark_statement(connection.dialect.name)
-    if releasing is None:
-        return
-    try:
-        connection.execute(releasing)
-    except DBAPIError as exc:
-        if sql_table.is_mark_missing(exc):
-            raise NotYours(TRANSACTION_ENDED_TEXT) from exc
-        raise
-
-
-def _set_mark(connection: Connection, mark: str) -> None:
-    """Mark the transaction. psycopg sends BEGIN and the mark in one message, asyncpg in two."""
-    marking, driver = sql_table.mark_statement(mark), get_driver_connection(connection)
-    dbapi: Any = connection.dialect.loaded_dbapi
-    if not sql_one_message.can_begin_in_one(driver, dbapi):
-        connection.exec_driver_sql(marking)
-        return
-    try:
-        with driver.lock:
-            driver.pgconn.send_query(sql_one_message.build_begin(driver, marking))
-            results = driver.wait(dbapi.generators.execute(driver.pgconn))
-        sql_one_message.check_begun(results, dbapi)
-    except dbapi.Error as exc:
-        raise sql_table.begin_error(get_connection(connection), exc) from exc

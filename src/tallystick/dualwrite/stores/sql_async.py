@@ -9,11 +9,11 @@ Source: SQLAlchemy 2, "Asynchronous I/O (asyncio)".
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, Final, ParamSpec, cast
 
-from sqlalchemy import CursorResult, MetaData
+from sqlalchemy import CursorResult, MetaData, Table
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
@@ -28,23 +28,24 @@ from tallystick.dualwrite.errors import (
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
-from tallystick.dualwrite.stores import lease_table, sql_one_message, sql_table
+from tallystick.dualwrite.stores import lease_table, sql_table
 from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
-from tallystick.dualwrite.stores.commit_message_async import AsyncCommitMessage
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.lease_table import LeaseTable
-from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import (
     call_with_connection_async,
     call_with_session_async,
     derive_guarded_engine_async,
     get_connection_async,
     get_driver_connection_async,
+    get_engine_async,
     get_session_async,
     roll_back_driver,
 )
+from tallystick.dualwrite.stores.sql_forks import PoolAcrossForks
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
+from tallystick.dualwrite.stores.sql_places import TablePlaces
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
 from tallystick.kernel.check import require
 from tallystick.kernel.ids import TopicPartition
@@ -60,8 +61,11 @@ MARK_BYTES: Final = 8
 class AsyncSqlTransaction:
     """A transaction on a connection of its own, shared by `session` and `connection`."""
 
-    def __init__(self, store: "AsyncSqlStore", connection: AsyncConnection, mark: str) -> None:
+    def __init__(
+        self, store: "AsyncSqlStore", connection: AsyncConnection, mark: str, places: TablePlaces
+    ) -> None:
         self._store = store
+        self._places = places
         self._mark = mark
         self._connection = connection
         self._root = connection.get_transaction()
@@ -70,9 +74,6 @@ class AsyncSqlTransaction:
         self._watched_driver: Any = None
         self._is_committed = False
         self._is_in_doubt = False
-        self._commit_message = AsyncCommitMessage(
-            connection, store.tables, store.commit_texts, store.allowed_risks, mark
-        )
 
     async def watch_driver(self) -> None:
         """Listen to statements sent to the driver directly, if it reports them (asyncpg 0.29 does)."""
@@ -126,44 +127,35 @@ class AsyncSqlTransaction:
         dialect = self._connection.dialect.name
         tables, values = self._store.tables, sql_table.record_parameters(row, before, dialect, self._mark)
         replaced = tables.record(dialect, compares=before is not None)
-        result = await self._connection.execute(replaced, values)
+        options = self._places.options(tables.states)
+        result = await self._connection.execute(replaced, values, execution_options=options)
         if dialect == "postgresql":
             count = sql_table.count_recorded(result.all(), self._store.allowed_risks)
         else:
             count = cast(CursorResult[Any], result).rowcount
         if count != 1:
             await self._check_mark(dialect)
-            result = await self._connection.execute(tables.read_locked(row.transactional_id))
+            reading = tables.read_locked(row.transactional_id)
+            result = await self._connection.execute(reading, execution_options=options)
             now = result.mappings().first()
             sql_table.raise_not_recorded(cast("Mapping[str, object] | None", now), row, before)
-
-    async def record_at_commit(self, row: StoredState, before: StoredState) -> None:
-        """Record as part of `commit`, in one message with COMMIT, where the driver can; else at once.
-
-        Raises: as `record`, or `commit` raises NotCommitted with that as its cause.
-        """
-        if not await self._commit_message.is_possible():
-            await self.record(row, before)
-            return
-        await self._check_open()
-        self._guard.check_savepoints()
-        self._commit_message.add(row, before)
 
     async def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None:
         await self._check_open()
         dialect = self._connection.dialect.name
         if self._connection.dialect.driver == "asyncpg":  # it does not begin another transaction by itself
             await self._check_mark(dialect)
+        options = self._places.options(self._store.tables.offsets)
         for at in sorted(moved, key=str):  # the same order everywhere prevents deadlocks
             statement = self._store.tables.move_offset(group, at, moved[at], dialect)
             try:
-                result = await self._connection.execute(statement)
+                result = await self._connection.execute(statement, execution_options=options)
             except IntegrityError as exc:
                 raise Fenced(f"{group} {at}", str(moved[at].before)) from exc
             if dialect == "postgresql":
                 marks = result.scalars().all()
-                for mark in marks:
-                    sql_table.check_mark(mark, self._mark)
+                if any(mark != self._mark for mark in marks):
+                    raise self._guard.build_ended_error()
                 count = len(marks)
             else:
                 count = cast(CursorResult[Any], result).rowcount
@@ -178,12 +170,14 @@ class AsyncSqlTransaction:
         """
         await self._check_open()
         dialect, keys = self._connection.dialect.name, self._store.keys
+        options = self._places.options(keys.keys)
         try:
             inserting = keys.claim(key, self._mark, dialect).execution_options(preserve_rowcount=True)
-            result = cast(CursorResult[Any], await self._connection.execute(inserting))
-            if result.rowcount == 1 and dialect not in sql_table.MYSQL:
+            inserted = await self._connection.execute(inserting, execution_options=options)
+            if cast(CursorResult[Any], inserted).rowcount == 1 and dialect not in sql_table.MYSQL:
                 return None
-            claim_row = (await self._connection.execute(keys.read_claim(key, dialect))).first()
+            reading = keys.read_claim(key, dialect)
+            claim_row = (await self._connection.execute(reading, execution_options=options)).first()
         except DBAPIError as exc:
             if sql_table.is_missing_table(exc):
                 raise BadStore(f"{exc.orig}; AsyncSqlStore.create() makes the tables") from exc
@@ -195,23 +189,20 @@ class AsyncSqlTransaction:
         await self._check_open()
         dialect = self._connection.dialect.name
         await self._check_mark(dialect)
-        await self._connection.execute(self._store.keys.store_result(key, self._mark, text))
+        keys = self._store.keys
+        storing, options = keys.store_result(key, self._mark, text), self._places.options(keys.keys)
+        await self._connection.execute(storing, execution_options=options)
 
     async def commit(self) -> None:
         try:
             await self._check_open()
-            await _release_mark(self._connection)
+            await self._release_mark()
         except Exception as exc:  # COMMIT was not sent
             raise NotCommitted(exc) from exc
         root = require(self._root, "a transaction that is open has its root")
         self._guard.is_ending = self._is_in_doubt = True
         try:
-            if self._commit_message.has_records:
-                await self._commit_message.send()
-            await root.commit()  # sends nothing after that
-        except NotCommitted:
-            self._is_in_doubt = False
-            raise
+            await root.commit()
         except Exception as exc:
             if sql_table.is_certainly_not_committed(exc):
                 self._is_in_doubt = False
@@ -244,7 +235,10 @@ class AsyncSqlTransaction:
         get_connection_async(self._connection).detach()
 
     async def _close(self) -> None:
-        """Close the session and connection; the pool rolls back anything uncommitted."""
+        """Close the session and connection; the pool rolls back anything uncommitted.
+
+        A connection whose block has ended the transaction may have other settings by now: it is dropped.
+        """
         try:
             if self._session is not None:
                 await call_with_session_async(self._session, self._guard.close, is_kept=self._is_committed)
@@ -254,6 +248,8 @@ class AsyncSqlTransaction:
                 listened.remove_query_logger(self._guard.on_driver_statement)
             if not self._connection.closed:
                 self._guard.release()
+                if self._guard.has_ended:
+                    await self._connection.invalidate()
                 if not self._is_committed and not require(self._root, "begun").is_active:
                     await call_with_connection_async(self._connection, roll_back_driver)
                 await self._connection.close()
@@ -270,7 +266,20 @@ class AsyncSqlTransaction:
     async def _check_mark(self, dialect: str) -> None:
         if dialect == "postgresql":
             result = await self._connection.execute(sql_table.select_mark())
-            sql_table.check_mark(result.scalar_one(), self._mark)
+            if result.scalar_one() != self._mark:
+                raise self._guard.build_ended_error()
+
+    async def _release_mark(self) -> None:
+        """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
+        releasing = sql_table.unmark_statement(self._connection.dialect.name)
+        if releasing is None:
+            return
+        try:
+            await self._connection.execute(releasing)
+        except DBAPIError as exc:
+            if sql_table.is_mark_missing(exc):
+                raise self._guard.build_ended_error() from exc
+            raise
 
 
 class AsyncSqlStore:
@@ -300,16 +309,17 @@ class AsyncSqlStore:
             session_factory: creates `txn.session`: an AsyncSession class or an async_sessionmaker.
             allow_unsafe_durability: names of settings that are accepted although a crash of the database may
                 lose commits; True skips all durability checks.
-        Raises: ValueError for an unknown setting name.
+        Raises: ValueError for an unknown setting name; BadStore for a driver that is not proved.
         """
+        sql_table.check_driver(get_engine_async(engine).dialect)
         metadata = MetaData() if metadata is None else metadata
         self.tables = DualWriteTables(metadata, schema=schema)
         self.lease_table = LeaseTable(self.tables)
         self.keys = IdempotencyTable(metadata, schema=schema)
         self.allowed_risks = parse_allowed(allow_unsafe_durability)
-        record = self.tables.record("postgresql", compares=True)
-        self.commit_texts = sql_one_message.CommitTexts(record, self.allowed_risks)
         self._engine = derive_guarded_engine_async(engine)
+        self._pool = PoolAcrossForks(get_engine_async(self._engine))
+        self._places = TablePlaces.of_engine(get_engine_async(engine), self._list_tables())
         self._session_factory = session_factory
 
     @property
@@ -319,10 +329,11 @@ class AsyncSqlStore:
 
     async def create(self) -> None:
         """Create the tables if missing. Raises: BadStore for tables of another version."""
-        async with self._engine.begin() as connection:
-            await call_with_connection_async(connection, self.tables.create)
-            await call_with_connection_async(connection, self.lease_table.create)
-            await call_with_connection_async(connection, sql_table.create_table, self.keys.keys)
+        async with self._connect() as connection:
+            await call_with_connection_async(
+                connection, sql_table.create_tables, self._list_tables(), self._places
+            )
+            await connection.commit()
 
     async def claim(self, transactional_id: str) -> StoredState:
         return await self._claim(transactional_id)
@@ -333,15 +344,26 @@ class AsyncSqlStore:
     async def _claim(self, transactional_id: str, holder: str | None = None) -> StoredState:
         new_row = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
         async with self._claiming() as connection:
-            await connection.execute(self.tables.claim(new_row, connection.dialect.name))
+            claiming = self.tables.claim(new_row, connection.dialect.name)
+            await connection.execute(claiming, execution_options=self._places.options(self.tables.states))
+            places = await self._find_places(connection)
             row = await self._read_row(connection, transactional_id)
             if holder is not None:
-                result = await connection.execute(self.lease_table.read_holder_locked(transactional_id))
+                locking = self.lease_table.read_holder_locked(transactional_id)
+                result = await connection.execute(locking, execution_options=self._lease_options)
                 lease_table.check_holder(transactional_id, holder, result.first())
             await connection.commit()
         if row is None or row.owner != new_row.owner:
             raise BadStore(f"the row of {transactional_id!r} is not what was written: is the id too long?")
+        self._places = places
         return row
+
+    async def _find_places(self, connection: AsyncConnection) -> TablePlaces:
+        """Return in which schema this connection finds the tables."""
+        finding = self._places.find_statement(connection.dialect.name)
+        if finding is None:
+            return self._places
+        return self._places.place((await connection.execute(finding)).one())
 
     @asynccontextmanager
     async def _claiming(self) -> AsyncIterator[AsyncConnection]:
@@ -360,10 +382,12 @@ class AsyncSqlStore:
 
     async def read_leases(self, base: str | None = None) -> LeaseList:
         try:
-            async with self._engine.connect() as connection:
+            async with self._connect() as connection:
                 now = await connection.execute(self.lease_table.read_now(connection.dialect.name))
                 now_ms = now.scalar_one()
-                rows = (await connection.execute(self.lease_table.read(base))).mappings().all()
+                reading = self.lease_table.read(base)
+                result = await connection.execute(reading, execution_options=self._lease_options)
+                rows = result.mappings().all()
         except DBAPIError as exc:
             if sql_table.is_missing_table(exc):
                 raise BadStore(f"{exc.orig}; AsyncSqlStore.create() makes the tables") from exc
@@ -373,7 +397,8 @@ class AsyncSqlStore:
     async def take_lease(self, taking: LeaseTaking) -> bool:
         try:
             async with self._claiming() as connection:
-                result = await connection.execute(self.lease_table.take(taking, connection.dialect.name))
+                statement = self.lease_table.take(taking, connection.dialect.name)
+                result = await connection.execute(statement, execution_options=self._lease_options)
                 await connection.commit()
                 return taking.former is None or cast(CursorResult[Any], result).rowcount == 1
         except IntegrityError:  # another process has inserted this number
@@ -382,14 +407,18 @@ class AsyncSqlStore:
     async def renew_leases(self, ids: Iterable[str], holder: str, duration_ms: int) -> frozenset[str]:
         async with self._claiming() as connection:
             dialect = connection.dialect.name
-            await connection.execute(self.lease_table.renew(ids, holder, duration_ms, dialect))
-            held = (await connection.execute(self.lease_table.read_held(holder))).scalars().all()
+            renewing = self.lease_table.renew(ids, holder, duration_ms, dialect)
+            await connection.execute(renewing, execution_options=self._lease_options)
+            reading = self.lease_table.read_held(holder)
+            result = await connection.execute(reading, execution_options=self._lease_options)
+            held = result.scalars().all()
             await connection.commit()
             return frozenset(held)
 
     async def release_lease(self, transactional_id: str, holder: str) -> None:
         async with self._claiming() as connection:
-            await connection.execute(self.lease_table.release(transactional_id, holder))
+            statement = self.lease_table.release(transactional_id, holder)
+            await connection.execute(statement, execution_options=self._lease_options)
             await connection.commit()
 
     async def begin(self) -> AsyncSqlTransaction:
@@ -398,8 +427,8 @@ class AsyncSqlStore:
         try:  # no gap between taking the connection and the handler that releases it
             connection = await self._connect_and_begin()
             if connection.dialect.name == "postgresql":
-                await _set_mark(connection, mark)
-            txn = AsyncSqlTransaction(self, connection, mark)
+                await connection.exec_driver_sql(sql_table.mark_statement(mark))
+            txn = AsyncSqlTransaction(self, connection, mark, self._places)
             await txn.watch_driver()
             return txn
         except BaseException:
@@ -419,16 +448,19 @@ class AsyncSqlStore:
             raise
 
     async def read_state(self, transactional_id: str) -> StoredState | None:
-        async with self._engine.connect() as connection:
+        async with self._connect() as connection:
             return await self._read_row(connection, transactional_id)
 
     async def transactional_ids(self) -> Iterable[str]:
-        async with self._engine.connect() as connection:
-            return (await connection.execute(self.tables.ids())).scalars().all()
+        async with self._connect() as connection:
+            options = self._places.options(self.tables.states)
+            result = await connection.execute(self.tables.ids(), execution_options=options)
+            return result.scalars().all()
 
     async def read_offsets(self, group: str) -> Mapping[TopicPartition, int]:
-        async with self._engine.connect() as connection:
-            rows = (await connection.execute(self.tables.read_offsets(group))).mappings()
+        async with self._connect() as connection:
+            reading, options = self.tables.read_offsets(group), self._places.options(self.tables.offsets)
+            rows = (await connection.execute(reading, execution_options=options)).mappings()
             return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], rows))
 
     async def forget_idempotency_keys(self, older_than_ms: int) -> int:
@@ -440,7 +472,9 @@ class AsyncSqlStore:
         """
         connection = await self._connect_and_begin(claiming=True)
         try:
-            result = await connection.execute(self.keys.forget(older_than_ms, connection.dialect.name))
+            forgetting = self.keys.forget(older_than_ms, connection.dialect.name)
+            options = self._places.options(self.keys.keys)
+            result = await connection.execute(forgetting, execution_options=options)
             await connection.commit()
             return cast(CursorResult[Any], result).rowcount
         finally:
@@ -449,23 +483,41 @@ class AsyncSqlStore:
     async def close(self) -> None:
         """Do nothing: the caller owns the engine."""
 
+    @property
+    def _lease_options(self) -> Mapping[str, Any]:
+        return self._places.options(self.lease_table.leases)
+
+    def _list_tables(self) -> Sequence[Table]:
+        return self.tables.states, self.tables.offsets, self.lease_table.leases, self.keys.keys
+
+    def _connect(self) -> AsyncConnection:
+        """Return a connection of this process [DW-11]."""
+        self._pool.check_process()
+        return self._engine.connect()
+
     def new_session(self, bind: AsyncConnection) -> AsyncSession:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
 
     async def _read_row(self, connection: AsyncConnection, transactional_id: str) -> StoredState | None:
-        row = (await connection.execute(self.tables.read(transactional_id))).mappings().first()
+        reading, options = self.tables.read(transactional_id), self._places.options(self.tables.states)
+        row = (await connection.execute(reading, execution_options=options)).mappings().first()
         return None if row is None else from_columns(cast(Mapping[str, object], row))
 
     async def _connect_and_begin(self, *, claiming: bool = False) -> AsyncConnection:
         """Return a connection that passed the durability checks, in a transaction."""
         connection: AsyncConnection | None = None
         try:
-            connection = await self._engine.connect()
+            connection = await self._connect()
             dialect = connection.dialect.name
             await call_with_connection_async(connection, sql_table.check_durable, self.allowed_risks)
             if claiming and dialect != "sqlite":
                 await connection.execution_options(isolation_level="READ COMMITTED")
             await connection.begin()
+            if dialect == "sqlite":
+                options = self._places.options(self.tables.states)
+                await call_with_connection_async(
+                    connection, sql_table.begin_on_sqlite, self.tables.lock(), options
+                )
             for statement in sql_table.first_statements(dialect, claiming=claiming):
                 await connection.execute(statement)
             return connection
@@ -499,32 +551,3 @@ async def _roll_back_session(session: AsyncSession) -> None:
             await session.rollback()
         except Exception:
             _log.warning("a hook of a session failed after its transaction had ended", exc_info=True)
-
-
-async def _release_mark(connection: AsyncConnection) -> None:
-    """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
-    releasing = sql_table.unmark_statement(connection.dialect.name)
-    if releasing is None:
-        return
-    try:
-        await connection.execute(releasing)
-    except DBAPIError as exc:
-        if sql_table.is_mark_missing(exc):
-            raise NotYours(TRANSACTION_ENDED_TEXT) from exc
-        raise
-
-
-async def _set_mark(connection: AsyncConnection, mark: str) -> None:
-    """Mark the transaction. psycopg sends BEGIN and the mark in one message, asyncpg in two."""
-    marking, driver = sql_table.mark_statement(mark), await get_driver_connection_async(connection)
-    dbapi: Any = connection.dialect.loaded_dbapi
-    if not sql_one_message.can_begin_in_one(driver, dbapi):
-        await connection.exec_driver_sql(marking)
-        return
-    try:
-        async with driver.lock:
-            driver.pgconn.send_query(sql_one_message.build_begin(driver, marking))
-            results = await driver.wait(dbapi.generators.execute(driver.pgconn))
-        sql_one_message.check_begun(results, dbapi)
-    except dbapi.Error as exc:
-        raise sql_table.begin_error(get_connection_async(connection), exc) from exc

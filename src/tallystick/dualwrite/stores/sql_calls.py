@@ -42,6 +42,15 @@ def derive_guarded_engine_async(engine: "AsyncEngine") -> "AsyncEngine":
     return derived
 
 
+def get_engine(engine: Engine) -> Engine:
+    """Return SQLAlchemy's blocking engine, which has the pool."""
+    return engine
+
+
+def get_engine_async(engine: "AsyncEngine") -> Engine:
+    return engine.sync_engine
+
+
 def get_session(session: Session) -> Session:
     """Return SQLAlchemy's blocking session, for the event system."""
     return session

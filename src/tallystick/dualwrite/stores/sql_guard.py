@@ -39,6 +39,7 @@ class TransactionGuard:
 
     def __init__(self, connection: Connection) -> None:
         self.is_ending = False
+        self.has_ended = False
         self._connection = connection
         self._root = connection.get_transaction()
         self._sent_count = 0
@@ -106,9 +107,15 @@ class TransactionGuard:
         if self._connection.invalidated:
             return
         driver: Any = self._connection.connection.driver_connection
-        commits_each = hasattr(driver, "get_autocommit") and driver.get_autocommit()  # drivers of MySQL
+        # A block may set the autocommit of MySQL's drivers; PostgreSQL's statements check the mark as well.
+        commits_each = self._connection.dialect.name in ("mysql", "mariadb") and driver.get_autocommit()
         if commits_each or is_outside_transaction(driver):
-            raise NotYours(TRANSACTION_ENDED_TEXT)
+            raise self.build_ended_error()
+
+    def build_ended_error(self) -> NotYours:
+        """Return the error for a transaction that the block has ended, and note that it has [DW-11]."""
+        self.has_ended = True
+        return NotYours(TRANSACTION_ENDED_TEXT)
 
     def flush(self, session: Session) -> None:
         """Run the `before_commit` hooks and flush, before Kafka's half is prepared: hooks may still send."""

@@ -24,6 +24,7 @@ from sqlalchemy import (
     Text,
     Update,
     bindparam,
+    false,
     func,
     insert,
     inspect,
@@ -37,11 +38,12 @@ from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from tallystick.dualwrite.errors import BadStore, Fenced, NotYours, UnsafeStore
+from tallystick.dualwrite.errors import BadStore, Fenced, UnsafeStore
 from tallystick.dualwrite.model import TABLE, StoredState, from_columns, to_columns
 from tallystick.dualwrite.stores.base import OffsetAdvance, check_record
 from tallystick.dualwrite.stores.durability import STRICT, AllowedRisks, check_postgresql, check_sqlite
-from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT, is_refusal
+from tallystick.dualwrite.stores.refusals import is_refusal
+from tallystick.dualwrite.stores.sql_places import TablePlaces
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import TopicPartition
 
@@ -137,14 +139,6 @@ class DualWriteTables:
             for compares, each in self._replace_statements.items()
         }
 
-    def create(self, connection: Connection) -> None:
-        """Create missing tables and check existing ones. Raises: BadStore."""
-        if connection.dialect.name == "postgresql":
-            # Under concurrent creation, IF NOT EXISTS lets one of them fail.
-            connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(TABLE))))
-        for table in (self.states, self.offsets):
-            create_table(connection, table)
-
     # ---- statements
 
     def claim(self, row: StoredState, dialect: str) -> Executable:
@@ -156,6 +150,10 @@ class DualWriteTables:
         return statement.values(values).on_conflict_do_update(
             index_elements=["transactional_id"], set_={"owner": row.owner}
         )
+
+    def lock(self) -> Executable:
+        """Change no row: SQLite takes its write lock for that."""
+        return update(self.states).where(false()).values(owner=self.states.c.owner)
 
     def read(self, transactional_id: str) -> Executable:
         return select(self.states).where(self.states.c.transactional_id == transactional_id)
@@ -201,15 +199,23 @@ class DualWriteTables:
         return update(self.offsets).where(*same).values(next_offset=moved.after)
 
 
-def create_table(connection: Connection, table: Table) -> None:
-    """Create a table if it is missing, and check an existing one. Raises: BadStore."""
-    connection.execute(CreateTable(table, if_not_exists=True))
-    column_names = {column["name"] for column in inspect(connection).get_columns(table.name, table.schema)}
+def create_tables(connection: Connection, tables: Iterable[Table], places: TablePlaces) -> None:
+    """Create missing tables and check existing ones. Raises: BadStore."""
+    if connection.dialect.name == "postgresql":
+        # Under concurrent creation, IF NOT EXISTS lets one of them fail.
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(TABLE))))
+    for table in tables:
+        connection.execute(CreateTable(table, if_not_exists=True), execution_options=places.options(table))
+        _check_table(connection, table, places.get_schema(table))
+
+
+def _check_table(connection: Connection, table: Table, schema: str | None) -> None:
+    column_names = {column["name"] for column in inspect(connection).get_columns(table.name, schema)}
     missing = [column.name for column in table.columns if column.name not in column_names]
     if missing:
         raise BadStore(f"table {table.fullname} is of another version: it has no {', '.join(missing)}")
     if connection.dialect.name in MYSQL:
-        options = inspect(connection).get_table_options(table.name, table.schema)
+        options = inspect(connection).get_table_options(table.name, schema)
         engine = options.get("mysql_engine") or options.get("mariadb_engine")
         if engine not in (None, "InnoDB"):
             raise BadStore(f"table {table.fullname} is kept by {engine}, which has no transactions")
@@ -247,12 +253,6 @@ def count_recorded(answers: Sequence[Sequence[Any]], allowed: AllowedRisks) -> i
     return len(answers)
 
 
-def check_mark(actual_mark: object, mark: str) -> None:
-    """Raise NotYours unless the transaction is still the one that was begun [DW-11]."""
-    if actual_mark != mark:
-        raise NotYours(TRANSACTION_ENDED_TEXT)
-
-
 def raise_not_recorded(
     stored_row: Mapping[str, object] | None, row: StoredState, before: StoredState | None
 ) -> None:
@@ -275,10 +275,6 @@ def offsets_from_rows(rows: Iterable[Mapping[str, Any]]) -> Mapping[TopicPartiti
 # ---- durability of a database
 
 CLAIM_LOCK_S: Final = 60
-_FIRST_STATEMENT: Final[Mapping[str, str]] = {
-    # Take the write lock at once: a transaction that reads first may otherwise be unable to write.
-    "sqlite": "BEGIN IMMEDIATE",
-}
 _CLAIM_STATEMENT: Final[Mapping[str, str]] = {
     # The server keeps the locks of a client whose host is gone until TCP keepalive notices: two hours.
     # InnoDB and SQLite limit the wait by default.
@@ -289,8 +285,21 @@ _CLAIM_STATEMENT: Final[Mapping[str, str]] = {
 def first_statements(dialect: str, *, claiming: bool) -> tuple[Executable, ...]:
     """Return the statements at the beginning of every transaction, or of every claim."""
     marking = f"SAVEPOINT {_SAVEPOINT}" if dialect != "postgresql" else None
-    texts = [_FIRST_STATEMENT.get(dialect), _CLAIM_STATEMENT.get(dialect) if claiming else marking]
-    return tuple(text(each) for each in texts if each is not None)
+    limit = _CLAIM_STATEMENT.get(dialect) if claiming else marking
+    return () if limit is None else (text(limit),)
+
+
+def begin_on_sqlite(connection: Connection, locking: Executable, options: Mapping[str, Any]) -> None:
+    """Take SQLite's write lock at once: a transaction that reads first may otherwise be unable to write.
+
+    The driver may have begun already: with SQLAlchemy's recipe (`isolation_level=None`, and BEGIN by a
+    listener), or `autocommit=False`. There a statement that writes nothing takes the lock.
+    """
+    driver: Any = connection.connection.driver_connection
+    if driver.in_transaction:
+        connection.execute(locking, execution_options=options)
+    else:
+        connection.execute(text("BEGIN IMMEDIATE"))
 
 
 def lock_limit_statements(dialect: str) -> tuple[Executable, ...]:
@@ -306,17 +315,11 @@ _MYSQL_NO_SAVEPOINT: Final = 1305
 
 
 def mark_statement(mark: str) -> str:
-    """Build PostgreSQL's statement that sets the mark. The characters of `mark` need no quoting."""
+    """Build PostgreSQL's statement that sets the mark. The characters of `mark` need no quoting.
+
+    It is no query, after which a block could not choose its isolation level any more.
+    """
     return f"SET LOCAL {_MARK_SETTING} = '{mark}'"
-
-
-def begin_error(connection: Connection, exc: Exception) -> DBAPIError:
-    """Invalidate a dead pooled connection and build the error that SQLAlchemy itself would raise."""
-    connection.invalidate(exc)
-    base = connection.dialect.loaded_dbapi.Error
-    failure = DBAPIError.instance("BEGIN", None, exc, base, connection_invalidated=True)
-    assert isinstance(failure, DBAPIError)
-    return failure
 
 
 def unmark_statement(dialect: str) -> Executable | None:
@@ -364,8 +367,28 @@ def durability_queries(dialect: str) -> tuple[Executable, ...]:
     return tuple(text(each) for each in _DURABILITY_QUERIES[family])
 
 
+PROVED_DRIVERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "postgresql": ("psycopg", "psycopg2", "asyncpg"),
+    "mysql": ("pymysql", "mysqldb", "asyncmy"),
+    "sqlite": ("pysqlite", "aiosqlite"),
+}
+"""SQLAlchemy's names of the drivers that the tests have proved, `mysqldb` for mysqlclient."""
+
+
+def check_driver(dialect: Dialect) -> None:
+    """Raise BadStore for a driver that may lack what the checks of a block ask of it."""
+    proved = PROVED_DRIVERS.get("mysql" if dialect.name in MYSQL else dialect.name)
+    if proved is not None and dialect.driver not in proved:
+        raise BadStore(
+            f"{dialect.name}+{dialect.driver}: it is not proved that with this driver a transaction which a "
+            f"block has ended would be noticed. Use {', '.join(proved[:-1])} or {proved[-1]}"
+        )
+
+
 def check_durable(connection: Connection, allowed: AllowedRisks) -> None:
     """Check a connection not checked before, or checked with more allowed. Raises: UnsafeStore."""
+    if connection.dialect.name in MYSQL:
+        _check_autocommit(connection)
     if allowed.allows_all:
         return
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
@@ -378,6 +401,17 @@ def check_durable(connection: Connection, allowed: AllowedRisks) -> None:
     connection.rollback()
     check_durability_answers(dialect, level, answers, allowed)
     connection.info[CHECKED_INFO_KEY] = allowed.risks
+
+
+def _check_autocommit(connection: Connection) -> None:
+    """Raise UnsafeStore if each statement would commit by itself. Costs no round trip.
+
+    A pooled connection may be like that since its last use; it is not used again.
+    """
+    driver: Any = connection.connection.driver_connection
+    if driver.get_autocommit():
+        connection.invalidate()
+        raise UnsafeStore("autocommit", "1", "a transaction")
 
 
 def check_durability_answers(

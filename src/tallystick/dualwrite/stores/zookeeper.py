@@ -24,13 +24,17 @@ from kazoo.exceptions import (
     RolledBackError,
     RuntimeInconsistency,
 )
+from kazoo.protocol.serialization import Transaction
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.forks import OwningProcess
 from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.stores.base import check_record
 
 CLAIM_ATTEMPTS_MAX: Final = 100
 COMMIT_SECONDS_MAX: Final = 30.0
+_HEADER_BYTES: Final = 8  # of a request: xid and type
+_CONNECT_AFTER_FORK: Final = "Start a client, and make its store, in each process, after the fork"
 
 
 class ZooKeeperTransaction:
@@ -48,16 +52,27 @@ class ZooKeeperTransaction:
         return self.request
 
     def record(self, row: StoredState, before: StoredState | None = None) -> None:
-        """Add the row to the `multi`, conditional on the node version that has `row.owner`."""
+        """Add the row to the `multi`, conditional on the node version that has `row.owner`.
+
+        Raises: ValueError for a request that is too large for the servers.
+        """
         self._check_open()
         now, version = self._store.read_versioned(row.transactional_id)
         check_record(now, row, before)
         self._rows.append((len(self.request.operations), row))
         self.request.set_data(self._store.path_of(row.transactional_id), to_bytes(row), version)
+        size_bytes = _HEADER_BYTES + len(Transaction(self.request.operations).serialize())
+        if size_bytes > self._store.request_bytes_max:
+            raise ValueError(
+                f"the nodes of this block are a request of {size_bytes} bytes, and ZooKeeper's servers close "
+                f"a connection at more than {self._store.request_bytes_max} (jute.maxbuffer). Nothing was "
+                "sent, and neither half is committed: write them in several blocks"
+            )
 
     def commit(self) -> None:
         """Send the `multi`. Raises: NotCommitted by Fenced or another refusal; CommitUnknown."""
         try:
+            self._store.check_process()
             self._check_open()
         except NotYours as exc:
             raise NotCommitted(exc) from exc
@@ -102,6 +117,8 @@ class ZooKeeperStore:
     """A store under one path of a connected client. The client stays open."""
 
     database_system: Final = "zookeeper"
+    request_bytes_max = 0xFFFFF
+    """The servers' `jute.maxbuffer`, which no client can ask for. Set it where theirs is not the default."""
 
     def __init__(
         self, client: KazooClient, path: str = f"/{TABLE}", *, commit_timeout_s: float = COMMIT_SECONDS_MAX
@@ -112,12 +129,19 @@ class ZooKeeperStore:
             client: started; the caller owns its session. Its `default_acl` is used for the nodes.
             commit_timeout_s: seconds to wait for the answer to a commit before it counts as lost.
         """
+        self._owning_process = OwningProcess()
+        self._owning_process.claim_process("this session")
         self.client = client
         self.path = path.rstrip("/")
         self.commit_timeout_s = commit_timeout_s
 
+    def check_process(self) -> None:
+        """Raise NotYours in a fork of the client's process, where no thread would answer [DW-11]."""
+        self._owning_process.check_process("this session of ZooKeeper", _CONNECT_AFTER_FORK)
+
     def create(self) -> None:
         """Create the path if missing, and validate its rows."""
+        self.check_process()
         self.client.ensure_path(self.path)
         for transactional_id in self.transactional_ids():
             self.read_state(transactional_id)
@@ -150,6 +174,7 @@ class ZooKeeperStore:
 
     def begin(self) -> ZooKeeperTransaction:
         """Begin a transaction with a new request."""
+        self.check_process()
         return ZooKeeperTransaction(self)
 
     def read_state(self, transactional_id: str) -> StoredState | None:
@@ -159,6 +184,7 @@ class ZooKeeperStore:
 
     def read_versioned(self, transactional_id: str) -> tuple[StoredState | None, int]:
         """Return the row and the version of its node; (None, 0) if there is none."""
+        self.check_process()
         path = self.path_of(transactional_id)
         # A server may lag behind its leader; after a sync it has seen all earlier commits.
         self.client.sync(self.path)
@@ -170,6 +196,7 @@ class ZooKeeperStore:
 
     def transactional_ids(self) -> Iterable[str]:
         """Return every id that has a node, in order."""
+        self.check_process()
         self.client.sync(self.path)
         try:
             return sorted(unquote(name) for name in self.client.get_children(self.path))

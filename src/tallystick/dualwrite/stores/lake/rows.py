@@ -24,22 +24,31 @@ _INSTANT: Final = pa.timestamp("us", "UTC")
 def read_rows(rows: object, definition: TableDefinition) -> pa.Table:
     """Return rows as an Arrow table: Arrow data, a pandas DataFrame, or dicts with a value for each column.
 
+    The table shares no memory with `rows`: Arrow data may lie over a buffer that its owner fills again.
     Raises: SchemaDiffers for values that are not of their column's type; TypeError for anything else.
     """
     if isinstance(rows, pa.Table):
-        return rows
+        return _copy(rows)
     if isinstance(rows, pa.RecordBatch):
-        return pa.Table.from_batches([rows])
+        return _copy(pa.Table.from_batches([rows]))
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
         return _read_dicts(rows, definition)
     if type(rows).__module__.partition(".")[0] == "pandas":
         return _read_pandas(rows)
     if hasattr(rows, "__arrow_c_stream__"):
-        return pa.table(rows)
+        return _copy(pa.table(rows))
     raise TypeError(
         f"{type(rows).__name__}: rows are an Arrow table, what exports one (polars, DuckDB), a pandas "
         "DataFrame, or a list of dicts. Nothing of it was taken"
     )
+
+
+def _copy(rows: pa.Table) -> pa.Table:
+    """Return the same rows in memory of their own."""
+    written = pa.BufferOutputStream()
+    with pa.ipc.new_stream(written, rows.schema) as stream:
+        stream.write_table(rows)
+    return pa.ipc.open_stream(written.getvalue()).read_all()
 
 
 def to_table_types(rows: pa.Table, definition: TableDefinition, *, merge_schema: bool) -> pa.Table:

@@ -13,8 +13,7 @@ unknown [DW-3].
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from threading import RLock
@@ -24,6 +23,7 @@ import pyarrow as pa
 
 from tallystick import _lazy
 from tallystick.dualwrite.errors import BadRow, BadStore, CommitUnknown, DualWriteError, NotCommitted
+from tallystick.dualwrite.forks import OwningProcess
 from tallystick.dualwrite.model import StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.stores.base import check_record
 from tallystick.dualwrite.stores.lake.idle_entries import IdleEntries
@@ -53,6 +53,7 @@ _log = logging.getLogger("tallystick.dualwrite")
 ATTEMPTS_MAX: Final = 50
 # A commit that the library refuses for good looks like one that has not arrived yet.
 UNKNOWN_MAX: Final = 3
+_SPAWN: Final = "Start such processes before the table is used, or with multiprocessing's `spawn`"
 _OWNER_BYTES: Final = 16
 _NAME_BYTES: Final = 8
 
@@ -88,7 +89,8 @@ class LakeStore:
         self.block_bytes_max = block_bytes_max
         self._accept_lost = frozenset(accept_lost)
         self._storage = open_storage(location.url, dict(location.storage_options))
-        self._open: Callable[[], LakeTable] = partial(open_table, location)
+        self._location = location
+        self._owning_process = OwningProcess()
         self._commits = RLock()  # writers of one process take turns, instead of beating each other
         self._definition: TableDefinition | None = None
         self._clock: Clock = SystemClock()
@@ -138,6 +140,11 @@ class LakeStore:
         if self.has_idle_entry():
             self._renew_idle_entry()
         return LakeTransaction(self)
+
+    def _open(self) -> LakeTable:
+        """Return the table in this process. Raises: NotYours in a fork of one that has used it [DW-11]."""
+        self._owning_process.claim_process(f"table {self.url}", _SPAWN)
+        return open_table(self._location)
 
     def has_idle_entry(self) -> bool:
         """Return whether `begin` will commit the entry of an idle id again."""
