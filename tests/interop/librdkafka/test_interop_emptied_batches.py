@@ -60,10 +60,18 @@ def emptied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emptied]:
         resource = ConfigResource(ResourceType.TOPIC, TOPIC, incremental_configs=[policy])
         admin.incremental_alter_configs([resource])[resource].result(30)
         logs = directory / "data" / f"{TOPIC}-0"
-        eventually(lambda: sum(path.stat().st_size for path in logs.glob("*.log")) < 3 * SIZE, 60)
-        assert len(list(logs.glob("*.log"))) > SEGMENTS
+        eventually(lambda: is_cleaned(logs), 60)
         # The newest of what was closed, and the one in the last segment, which is not cleaned.
         yield Emptied(broker.bootstrap, [b"%06d" % number for number in (count - 2, count - 1)])
+
+
+def is_cleaned(logs: Path) -> bool:
+    """Return whether two records are left; a file that is not there now is being replaced."""
+    try:
+        sizes = [path.stat().st_size for path in logs.glob("*.log")]
+    except FileNotFoundError:
+        return False
+    return len(sizes) > SEGMENTS and sum(sizes) < 3 * SIZE
 
 
 def write(bootstrap: str, count: int) -> None:

@@ -9,11 +9,21 @@ from tests.support.compacted import CONFIG, DIRECTORY, Compacted, find_segment_e
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT64_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
-from tallystick.protocol.records import HEADER_SIZE, iter_headers, read_header
+from tallystick.protocol.records import (
+    HEADER_SIZE,
+    BatchMeta,
+    Codec,
+    Record,
+    compression,
+    encode_batch,
+    iter_headers,
+    read_header,
+)
 from tallystick.storage import log_reader
 from tallystick.storage.compaction.cleaner import CleaningFailed, CleaningRequest, clean_log
 from tallystick.storage.compaction.cleaner_worker import run_request
 from tallystick.storage.compaction.swap import SegmentSwap
+from tallystick.storage.log import AppendOrigin
 from tallystick.storage.log_start import delete_oldest_segments
 
 P1 = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(0))
@@ -282,6 +292,36 @@ def test_a_round_does_not_take_aborted_records_for_committed_ones() -> None:
     with pytest.raises(CleaningFailed, match="corrupt at byte 0"):
         log.clean()
     assert log.records() == before
+
+
+def test_a_batch_that_cannot_be_read_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything else is cleaned, but for tombstones behind it: they may delete what it holds."""
+    log = Compacted()
+    log.put(("a", "1"), ("b", "1"))
+    log.put(("gone early", None))
+    record = Record(offset=0, timestamp_ms=log.now_ms, key=b"deleted", value=bytes(400_000), headers=())
+    unreadable = encode_batch([record], BatchMeta(codec=Codec.ZSTD))
+    log.append(unreadable, AppendOrigin.CLIENT)
+    log.put(("deleted", None))
+    log.put(("a", "2"), ("b", "2"))
+    log.roll()
+    monkeypatch.setattr(compression, "DECOMPRESSED_BYTES_FLOOR", 1000)
+    for _ in range(3):
+        done = log.clean_all()
+        log.now_ms += 10_000
+    assert (done.end_offset, done.unread_batches) == (7, 1)
+    monkeypatch.undo()
+    assert [(offset, key) for offset, key, _ in log.records()] == [
+        (3, "deleted"),
+        (4, "deleted"),
+        (5, "a"),
+        (6, "b"),
+    ]
+    assert log.table() == {"a": "2", "b": "2"}
+    log.clean_all()
+    log.now_ms += 10_000
+    log.clean_all()
+    assert [key for _, key, _ in log.records()] == ["a", "b"]
 
 
 def test_a_full_disk_leaves_nothing_behind() -> None:

@@ -319,6 +319,13 @@ class LogCleaner:
             *(topic_partition, summary["end_offset"], summary["bytes_read"], summary["bytes_written"]),
             self._clock.monotonic_ms() - started_ms,
         )
+        if unread := summary["unread_batches"]:
+            _log.warning(
+                "%s: %d batches unpack beyond the bound of records, or cannot be unpacked; they were left as"
+                " they are, and so were the tombstones behind them. Nothing was lost, and the rest is compacted;"
+                " they only take space",
+                *(topic_partition, unread),
+            )
 
     def _build_request(self, log: Log, cleanable: LogToClean) -> CleaningRequest:
         segments = [
