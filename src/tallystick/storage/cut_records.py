@@ -70,7 +70,9 @@ def print_file(fs: FileSystem, path: str, outcomes: Outcomes) -> None:
     """Print a file's records to the standard output, and what is left out to the standard error."""
     directory, name = path.rpartition("/")[::2]
     topic, _, index = directory.rpartition("/")[2].rpartition("-")
-    partition = int(index) if index.isdecimal() else None  # None: the file was moved, and the producer chooses
+    partition = (
+        int(index) if index.isdecimal() else None
+    )  # None: the file was moved, and the producer chooses
     for item in iter_batches(fs, path):
         if isinstance(item, str):
             print(f"{name}: {item}", file=sys.stderr)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.protocol.records import BatchMeta, Record, encode_batch, patch_offset_and_epoch
-from tallystick.storage.segments.indexes import OffsetIndex, TimeIndex, fits_relative_offset
 from tallystick.storage.segments import segment_scan
+from tallystick.storage.segments.indexes import OffsetIndex, TimeIndex, fits_relative_offset
 from tallystick.storage.segments.segment_scan import (
     SCAN_BYTES,
     SegmentFileName,
