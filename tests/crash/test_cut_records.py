@@ -1,4 +1,4 @@
-"""What recovery has cut off a log is found, read and produced again, as docs/how-to/backup-and-restore.md says."""
+"""What recovery has cut off a log is found, read and produced again: docs/how-to/backup-and-restore.md."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Batches longer than every unit in which a log is read, in a real broker that is killed, stopped and cleaned.
+"""Batches longer than what a log is read by, in a real broker that is killed, stopped and cleaned.
 
 Whatever reads a log again reads it in pieces: the start after a crash, the indexes made anew, the compaction.
 """

@@ -503,7 +503,7 @@ class _LogLoader:
 
 
 def _find_last_batch(segment: SegmentReader) -> tuple[int, int, int]:
-    """Return where the last batch begins and ends, and the offset after it, by the index and a few headers."""
+    """Return where the last batch begins and ends, and the offset after it; reads a few headers."""
     start = end = 0
     next_offset = segment.base_offset
     if segment.size:

@@ -321,10 +321,10 @@ class LogCleaner:
         )
         if unread := summary["unread_batches"]:
             _log.warning(
-                "%s: %d batches unpack beyond the bound of records, or cannot be unpacked; they were left as"
-                " they are, and so were the tombstones behind them. Nothing was lost, and the rest is compacted;"
-                " they only take space",
-                *(topic_partition, unread),
+                "%s: %d batches unpack beyond the bound of records, or cannot be unpacked; they and the"
+                " tombstones behind them were left as they are, and the rest is compacted. Nothing was lost",
+                topic_partition,
+                unread,
             )
 
     def _build_request(self, log: Log, cleanable: LogToClean) -> CleaningRequest:
