@@ -39,7 +39,7 @@ UNITS: Final = (
 @contextmanager
 def small_units(random: Random) -> Iterator[None]:
     """Draw every unit small until the block ends."""
-    shipped = [(module, unit.name, vars(module)[unit.name]) for unit in UNITS for module in unit.modules]
+    originals = [(module, unit.name, vars(module)[unit.name]) for unit in UNITS for module in unit.modules]
     try:
         for unit in UNITS:
             size = random.randint(unit.low, unit.high)
@@ -47,5 +47,5 @@ def small_units(random: Random) -> Iterator[None]:
                 setattr(module, unit.name, size)
         yield
     finally:
-        for module, name, size in shipped:
+        for module, name, size in originals:
             setattr(module, name, size)

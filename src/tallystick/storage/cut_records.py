@@ -61,8 +61,8 @@ def find_outcomes(fs: FileSystem, paths: Sequence[str]) -> Outcomes:
             header, batch = item
             marker = read_marker(batch)
             if marker is not None and marker.control_type in _OUTCOMES:
-                found = outcomes.setdefault(header.producer_id, [])
-                found.append((header.base_offset, _OUTCOMES[marker.control_type]))
+                markers = outcomes.setdefault(header.producer_id, [])
+                markers.append((header.base_offset, _OUTCOMES[marker.control_type]))
     return outcomes
 
 

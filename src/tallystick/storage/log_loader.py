@@ -206,7 +206,7 @@ class _LogLoader:
         return active
 
     def _check_closed_segments(self) -> None:
-        """Refuse a log with a closed segment that was cut, emptied, or written to by somebody else [LOG-7].
+        """Refuse a log with a closed segment that was cut, emptied, or extended [LOG-7].
 
         Readers would be led past the records that are missing, without an error.
 
