@@ -36,6 +36,7 @@ from harness.sim.machine import BrokerMachine
 from harness.sim.network import RequestExchange, SimNetwork
 from harness.sim.scheduler import Scheduler
 from harness.sim.supervisor import BrokerSupervisor
+from harness.small_units import small_units
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 
@@ -187,10 +188,11 @@ class Simulation:
     def run(self) -> SimulationResult:
         """Run everything from the first boot to the last check."""
         try:
-            self._schedule.start(self.clients)
-            self.supervisor.boot()
-            self._scheduler.run(self._run_clients())
-            self._finish()
+            with small_units(Random(f"units {self.seed}")):
+                self._schedule.start(self.clients)
+                self.supervisor.boot()
+                self._scheduler.run(self._run_clients())
+                self._finish()
         except TimeoutError as exc:
             self.history.report(f"did not come to rest: {exc}")
         reported_outcomes = [txn.reported_outcome for txn in self.history.txns]

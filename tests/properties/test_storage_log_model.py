@@ -1,11 +1,15 @@
 """A log against a list: whatever is done to it, it returns what was put in [LOG-1] [LOG-6]."""
 
+from contextlib import ExitStack
+from random import Random
+
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.support.effort import examples
 
 from harness.memory_fs import MemoryFileSystem
+from harness.small_units import small_units
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Codec, Record, decode_records, encode_batch, iter_headers
@@ -33,6 +37,15 @@ class LogAgainstList(RuleBasedStateMachine):
         self.log: Log = create_log(self.fs, "d", TP, CONFIG, self.hooks)
         self.log.sync()
         self.fs.sync_dir("")
+        self.units = ExitStack()
+
+    @initialize(seed=st.none() | st.integers(0, 1000))
+    def draw_units(self, seed: int | None) -> None:
+        if seed is not None:
+            self.units.enter_context(small_units(Random(seed)))
+
+    def teardown(self) -> None:
+        self.units.close()
 
     def keep_start(self, log: Log) -> None:
         self.start = log.log_start_offset

@@ -173,14 +173,14 @@ class _LogLoader:
     # -- after a clean stop ---------------------------------------------------------------------------------
 
     def _try_clean_open(self) -> ActiveSegment | None:
-        """Open the last segment if the log's end is as a clean shutdown leaves it; return None otherwise."""
+        """Open the last segment if the log's end is as a clean shutdown leaves it; return None otherwise.
+
+        Raises: CorruptLog if a closed segment does not end where the next one begins.
+        """
+        self._check_closed_segments()
         active = self.segments[-1].activate()
         reader = active.reader
-        next_offset, end = reader.base_offset, 0
-        if reader.size:
-            end = reader.index.find_position_before(reader.size)
-            for position, size, _, last_offset in reader.iter_batch_spans(end):
-                end, next_offset = position + size, last_offset + 1
+        _, end, next_offset = _find_last_batch(reader)
         if end != reader.size:
             self._record_repair(
                 make_file_name(reader.base_offset, naming.LOG_SUFFIX),
@@ -204,6 +204,28 @@ class _LogLoader:
         self._restore_cached_batches(states, self.segments, next_offset)
         self.log_end_offset = next_offset
         return active
+
+    def _check_closed_segments(self) -> None:
+        """Refuse a log with a closed segment that was cut, emptied, or extended [LOG-7].
+
+        Readers would be led past the records that are missing, without an error.
+
+        Cost: three small reads a segment. One without its index is not checked: it is scanned when it is
+            first read, since the index has to be made anew.
+        """
+        for segment, following in pairwise(self.segments):
+            reader, size = segment.reader, segment.reader.size
+            if size and not self.fs.exists(reader.files.make_path(naming.INDEX_SUFFIX)):
+                continue
+            last, end, next_offset = _find_last_batch(reader)
+            segment.close()
+            path = reader.files.make_path(naming.LOG_SUFFIX)
+            if end != size:
+                raise CorruptLog(path, min(last, size), f"a batch that ends at byte {end}", f"{size} bytes")
+            # Cleaning leaves such gaps, though ours keeps the last batch [CLN-2].
+            if next_offset < following.base_offset and COMPACT not in self.config.cleanup_policy:
+                expected = f"records up to offset {following.base_offset}, where the next segment begins"
+                raise CorruptLog(path, size, expected, f"the end, at offset {next_offset}")
 
     def _restore_cached_batches(
         self, states: ProducerStateManager, segments: list[ClosedSegment], offset: int
@@ -478,6 +500,17 @@ class _LogLoader:
                 segment.reader.file.sync()
                 segment.reader.files.sync_indexes()
         self.fs.sync_dir(self.files.directory)
+
+
+def _find_last_batch(segment: SegmentReader) -> tuple[int, int, int]:
+    """Return where the last batch begins and ends, and the offset after it; reads a few headers."""
+    start = end = 0
+    next_offset = segment.base_offset
+    if segment.size:
+        start = end = segment.index.find_position_before(segment.size)
+        for position, size, _, last_offset in segment.iter_batch_spans(end):
+            start, end, next_offset = position, position + size, last_offset + 1
+    return start, end, next_offset
 
 
 def _find_missing_end(scanner: SegmentScanner, next_base: int) -> ScanFault | None:

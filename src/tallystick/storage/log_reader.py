@@ -13,7 +13,15 @@ from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
-from tallystick.protocol.records import HEADER_SIZE, BatchHeader, RecordsError, iter_records, read_header
+from tallystick.protocol.records import (
+    HEADER_SIZE,
+    BatchHeader,
+    RecordsError,
+    iter_headers,
+    iter_records,
+    read_header,
+)
+from tallystick.protocol.records.batch import RECORD_COUNT_AT
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.producer_state import ProducerStateManager
 from tallystick.storage.segments.log_segment import SegmentReader
@@ -22,6 +30,9 @@ from tallystick.storage.segments.transaction_index import AbortedTxn, collect_ab
 from tallystick.storage.validation import LogConfig
 
 _EMPTY: Final = b""
+_NO_RECORDS: Final = bytes(4)  # the record count of a batch that cleaning has emptied
+# Emptied batches that one read passes over: a bound of its time.
+_EMPTIED_PASSED_MAX: Final = 1000
 # Read positions kept: next offset of a recent read -> segment and position, for the reader's next fetch.
 _READ_POSITIONS_MAX: Final = 64
 
@@ -102,7 +113,7 @@ class LogReader:
     # -- reading ---------------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int, *, upper: int, min_one: bool = True) -> ReadResult | Reject:
-        """Read whole batches from one segment, from the batch that holds `offset`, below `upper`.
+        """Read whole batches from one segment, from the batch that holds `offset` or later, below `upper`.
 
         Args:
             upper: the first offset not to return; a batch that reaches it is left out.
@@ -119,9 +130,27 @@ class LogReader:
         if offset >= upper:
             return ReadResult(_EMPTY)
         try:
-            return ReadResult(self._read(offset, max_bytes, min(upper, self.log_end_offset), min_one))
-        except OSError as exc:
+            return ReadResult(self._read_records(offset, max_bytes, min(upper, self.log_end_offset), min_one))
+        except (OSError, RecordsError) as exc:
             raise StorageFailure(self._directory, f"a read failed: {exc}") from exc
+
+    def _read_records(self, offset: int, max_bytes: int, upper: int, min_one: bool) -> bytes:
+        """Read; pass over emptied batches at the front if anything follows them, else return the last one.
+
+        Kafka has few of them. librdkafka takes an answer of nothing else for a fetch size that is too small,
+        and after ten of them reports MSG_SIZE_TOO_LARGE; kafka-go and KafkaJS do not get past one.
+        """
+        emptied, passed_count = _EMPTY, 0
+        while offset < upper:
+            data = self._read(offset, max_bytes, upper, min_one)
+            if data[RECORD_COUNT_AT:HEADER_SIZE] != _NO_RECORDS:
+                return data or emptied
+            for at, header in iter_headers(data):
+                passed_count += 1
+                if header.record_count or passed_count > _EMPTIED_PASSED_MAX:
+                    return data[at:]
+                emptied, offset = data[at : at + header.size_bytes], header.next_offset
+        return emptied
 
     def _read(self, offset: int, max_bytes: int, upper: int, min_one: bool) -> bytes:
         cached_position = self._read_positions.pop(offset, None)

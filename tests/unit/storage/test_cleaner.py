@@ -9,9 +9,21 @@ from tests.support.compacted import CONFIG, DIRECTORY, Compacted, find_segment_e
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT64_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
+from tallystick.protocol.records import (
+    HEADER_SIZE,
+    BatchMeta,
+    Codec,
+    Record,
+    compression,
+    encode_batch,
+    iter_headers,
+    read_header,
+)
+from tallystick.storage import log_reader
 from tallystick.storage.compaction.cleaner import CleaningFailed, CleaningRequest, clean_log
 from tallystick.storage.compaction.cleaner_worker import run_request
 from tallystick.storage.compaction.swap import SegmentSwap
+from tallystick.storage.log import AppendOrigin
 from tallystick.storage.log_start import delete_oldest_segments
 
 P1 = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(0))
@@ -147,7 +159,7 @@ def test_a_live_producer_goes_on_where_it_was() -> None:
     log.put(("a", "2"), ("b", "2"))
     log.roll()
     log.clean()
-    empty = log.batches()[0][0]
+    empty = read_header(log.log.segments[0].file.pread(HEADER_SIZE, 0))
     assert (empty.record_count, empty.base_sequence, empty.last_sequence) == (0, 7, 8)
     for name in log.fs.listdir(DIRECTORY):
         if name.endswith(".snapshot"):
@@ -182,6 +194,52 @@ def test_every_new_segment_ends_where_the_old_ones_ended() -> None:
             log.swap(step)
             new = next(s for s in log.log.segments if s.base_offset == step.base_offset)
             assert find_segment_end(new) == ends[step.old[-1]]
+
+
+def make_emptied_log() -> Compacted:
+    """Every segment but the last holds superseded records only, and is as full as a segment can be."""
+    log = Compacted()
+    for n in range(60):
+        log.put(("k", f"v{n}"))
+    log.roll()
+    log.clean()
+    return log
+
+
+def list_batches(log: Compacted, offset: int, upper: int, max_bytes: int = 1 << 20) -> list[tuple[int, int]]:
+    """Return offset and number of records of each batch that a read returns."""
+    result = log.log.reader.read(offset, max_bytes, upper=upper)
+    assert not isinstance(result, Reject)
+    return [(header.last_offset, header.record_count) for _, header in iter_headers(result.data)]
+
+
+@pytest.mark.parametrize("max_bytes", [0, 61, 1 << 20])
+def test_a_reader_gets_no_emptied_batch_while_something_follows_it(max_bytes: int) -> None:
+    """librdkafka takes an answer of nothing else for a fetch size that is too small, and gives up."""
+    log = make_emptied_log()
+    ends = [find_segment_end(segment) for segment in log.log.segments[:-1]]
+    assert len(ends) > 11
+    for offset in range(60):
+        assert list_batches(log, offset, 60, max_bytes)[0] == (59, 1)
+
+
+def test_a_reader_gets_the_last_emptied_batch_if_nothing_follows_it() -> None:
+    """Its position reaches the end, as a consumer that waits for it must see."""
+    log = make_emptied_log()
+    ends = [find_segment_end(segment) for segment in log.log.segments[:-2]]
+    for number, end in enumerate(ends):
+        for offset in range(end):
+            assert list_batches(log, offset, end) == [(end - 1, 0)], number
+
+
+def test_one_read_passes_over_a_bounded_number_of_emptied_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make_emptied_log()
+    ends = [find_segment_end(segment) for segment in log.log.segments[:-2]]
+    for most in (1, 2, len(ends) - 1):
+        monkeypatch.setattr(log_reader, "_EMPTIED_PASSED_MAX", most)
+        assert list_batches(log, 0, 60) == [(ends[most] - 1, 0)]
+    monkeypatch.setattr(log_reader, "_EMPTIED_PASSED_MAX", len(ends))
+    assert list_batches(log, 0, 60)[0] == (59, 1)
 
 
 def test_a_full_map_ends_the_round_and_the_next_goes_on() -> None:
@@ -234,6 +292,36 @@ def test_a_round_does_not_take_aborted_records_for_committed_ones() -> None:
     with pytest.raises(CleaningFailed, match="corrupt at byte 0"):
         log.clean()
     assert log.records() == before
+
+
+def test_a_batch_that_cannot_be_read_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything else is cleaned, but for tombstones behind it: they may delete what it holds."""
+    log = Compacted()
+    log.put(("a", "1"), ("b", "1"))
+    log.put(("gone early", None))
+    record = Record(offset=0, timestamp_ms=log.now_ms, key=b"deleted", value=bytes(400_000), headers=())
+    unreadable = encode_batch([record], BatchMeta(codec=Codec.ZSTD))
+    log.append(unreadable, AppendOrigin.CLIENT)
+    log.put(("deleted", None))
+    log.put(("a", "2"), ("b", "2"))
+    log.roll()
+    monkeypatch.setattr(compression, "DECOMPRESSED_BYTES_FLOOR", 1000)
+    for _ in range(3):
+        done = log.clean_all()
+        log.now_ms += 10_000
+    assert (done.end_offset, done.unread_batches) == (7, 1)
+    monkeypatch.undo()
+    assert [(offset, key) for offset, key, _ in log.records()] == [
+        (3, "deleted"),
+        (4, "deleted"),
+        (5, "a"),
+        (6, "b"),
+    ]
+    assert log.table() == {"a": "2", "b": "2"}
+    log.clean_all()
+    log.now_ms += 10_000
+    log.clean_all()
+    assert [key for _, key, _ in log.records()] == ["a", "b"]
 
 
 def test_a_full_disk_leaves_nothing_behind() -> None:

@@ -1,10 +1,16 @@
 """Names, scans and indexes of segments."""
 
+from itertools import accumulate, product
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tallystick.protocol.records import BatchMeta, Record, encode_batch, patch_offset_and_epoch
+from tallystick.storage.segments import segment_scan
 from tallystick.storage.segments.indexes import OffsetIndex, TimeIndex, fits_relative_offset
 from tallystick.storage.segments.segment_scan import (
+    SCAN_BYTES,
     SegmentFileName,
     SegmentScanner,
     find_valid_batch,
@@ -75,9 +81,69 @@ def test_offsets_that_go_back_are_bad() -> None:
     assert find_valid_batch(lambda size, at: batch(4)[at : at + size], 0, len(batch(4)), 6) is None
 
 
-def test_a_batch_longer_than_one_read_is_scanned() -> None:
-    data = batch(0, 1, 3 << 20) + batch(1)
-    assert scan(data).next_offset == 2
+def batch_of(base_offset: int, size_bytes: int) -> bytes:
+    """One batch of exactly this size."""
+    value_size = size_bytes - len(batch(base_offset, 1, 0))
+    while (excess := len(batch(base_offset, 1, value_size)) - size_bytes) > 0:  # longer varints
+        value_size -= excess
+    data = batch(base_offset, 1, value_size)
+    assert len(data) == size_bytes
+    return data
+
+
+def check_scan(batches: list[bytes]) -> None:
+    data, starts = b"".join(batches), [0]
+    for one in batches:
+        starts.append(starts[-1] + len(one))
+    whole = SegmentScanner(lambda size, at: data[at : at + size], len(data), 0)
+    yielded = [(position, bytes(found)) for position, _, found in whole.iter_batches()]
+    assert yielded == list(zip(starts, batches, strict=False))
+    assert (whole.fault, whole.valid_end, whole.next_offset) == (None, len(data), len(batches))
+
+
+def check_damaged_scans(batches: list[bytes]) -> None:
+    """Scan these batches torn within each of them, and with one of them damaged."""
+    data, start = b"".join(batches), 0
+    for number, end in enumerate(accumulate(map(len, batches))):
+        torn = scan(data[: end - 1])
+        assert torn.fault is not None
+        assert (torn.valid_end, torn.next_offset, torn.fault.valid_after) == (start, number, None)
+        assert f"{end - start - 1} are there" in torn.fault.found
+        damaged = bytearray(data)
+        damaged[end - 1] ^= 1
+        holed = scan(bytes(damaged))
+        assert holed.fault is not None
+        assert (holed.valid_end, holed.fault.valid_after) == (start, end if end < len(data) else None)
+        start = end
+
+
+def list_sizes_around(scan_bytes: int) -> list[tuple[int, ...]]:
+    return list(product((scan_bytes - 1, scan_bytes, scan_bytes + 1, 3 * scan_bytes), repeat=3))
+
+
+@pytest.mark.parametrize("scan_bytes", [97, SCAN_BYTES])
+def test_batches_about_as_long_as_one_read_are_scanned_in_every_order(
+    monkeypatch: pytest.MonkeyPatch, scan_bytes: int
+) -> None:
+    """A chunk is read from a batch's start; how much it lacks is asked again for each batch."""
+    monkeypatch.setattr(segment_scan, "SCAN_BYTES", scan_bytes)
+    for sizes in list_sizes_around(scan_bytes):
+        check_scan([batch_of(offset, size) for offset, size in enumerate(sizes)])
+
+
+def test_damage_is_found_in_batches_about_as_long_as_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_scan, "SCAN_BYTES", 97)
+    for sizes in list_sizes_around(97):
+        check_damaged_scans([batch_of(offset, size) for offset, size in enumerate(sizes)])
+
+
+@given(st.integers(62, 400), st.lists(st.integers(0, 1200), min_size=1, max_size=6))
+def test_any_batches_are_scanned_with_reads_of_any_size(scan_bytes: int, sizes: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment_scan, "SCAN_BYTES", scan_bytes)
+        batches = [batch(offset, 1, size) for offset, size in enumerate(sizes)]
+        check_scan(batches)
+        check_damaged_scans(batches)
 
 
 def test_indexes_round_trip_and_refuse_what_cannot_be() -> None:

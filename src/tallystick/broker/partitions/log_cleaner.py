@@ -319,6 +319,13 @@ class LogCleaner:
             *(topic_partition, summary["end_offset"], summary["bytes_read"], summary["bytes_written"]),
             self._clock.monotonic_ms() - started_ms,
         )
+        if unread := summary["unread_batches"]:
+            _log.warning(
+                "%s: %d batches unpack beyond the bound of records, or cannot be unpacked; they and the"
+                " tombstones behind them were left as they are, and the rest is compacted. Nothing was lost",
+                topic_partition,
+                unread,
+            )
 
     def _build_request(self, log: Log, cleanable: LogToClean) -> CleaningRequest:
         segments = [

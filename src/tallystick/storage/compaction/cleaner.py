@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value
-from tallystick.protocol.records import BatchHeader, read_header, read_marker, scan_keys
+from tallystick.protocol.records import BatchHeader, RecordsError, read_header, read_marker, scan_keys
 from tallystick.storage.compaction.rules import (
     BatchRetainer,
     CleanedTransactionMetadata,
@@ -103,6 +103,7 @@ class RoundSummary(Value, kw_only=True):
     bytes_written: int
     keys: int
     key_map_full: bool
+    unread_batches: int = 0  # retained whole: their records unpack beyond the bound
 
 
 def clean_log(fs: FileSystem, request: CleaningRequest) -> Iterator[CleanedGroup | RoundSummary]:
@@ -154,6 +155,7 @@ class _CleaningRound:
             bytes_written=self._bytes_written,
             keys=self._keys.key_count,
             key_map_full=full,
+            unread_batches=retainer.unread_count,
         )
 
     def _load_aborted(self) -> list[AbortedTxn]:
@@ -210,10 +212,13 @@ class _CleaningRound:
 
     def _add_batch_keys(self, batch: memoryview, first_dirty: int) -> bool:
         put = self._keys.put
-        return all(
-            record.key is None or record.offset < first_dirty or put(record.key, record.offset)
-            for record in scan_keys(batch)
-        )
+        try:
+            return all(
+                record.key is None or record.offset < first_dirty or put(record.key, record.offset)
+                for record in scan_keys(batch)
+            )
+        except RecordsError:
+            return True  # the second pass retains it whole, so that a key recorded here is not lost
 
     # -- second pass -----------------------------------------------------------------------------------
 

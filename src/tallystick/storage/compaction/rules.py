@@ -12,7 +12,8 @@ except
 * markers, once no batch of their transaction is left in the log, and one horizon later.
 
 Never removed: anything at or above the last stable offset, the last segment, and the part younger than
-`min.compaction.lag.ms`; the last batch of each live producer, emptied if need be, for its sequence number and
+`min.compaction.lag.ms`; a batch whose records cannot be read, as they unpack beyond the bound, and the
+tombstones behind it; the last batch of each live producer, emptied if need be, for its sequence number and
 epoch [CLN-5]; the last batch of each new segment, emptied if need be, because its last offset tells recovery
 which segments it replaces [CLN-2].
 
@@ -32,7 +33,9 @@ from tallystick.protocol.records import (
     BatchHeader,
     Buffer,
     ControlType,
+    RecordsError,
     ScannedKey,
+    build_empty_batch,
     filter_batch,
     read_marker,
 )
@@ -327,6 +330,7 @@ class BatchRetainer:
         self._txns = txns
         self._rules = rules
         self.retained_abort: AbortedTxn | None = None  # the index entry for the batch retained last
+        self.unread_count = 0  # batches retained whole, because their records cannot be read
 
     def retain(self, header: BatchHeader, batch: Buffer, *, is_last: bool) -> bytes | None:
         """Return the batch as it goes into the new segment; None if it is dropped.
@@ -341,13 +345,21 @@ class BatchRetainer:
         keep_empty = is_last or live
         # KIP-98: records of an aborted transaction are invisible, so they go at once.
         if self._txns.on_batch_read(header):
-            return filter_batch(batch, 0, frozenset(), retain_empty=keep_empty)
+            return build_empty_batch(header) if keep_empty else None
         past = header.delete_horizon_ms is not None and header.delete_horizon_ms <= self._rules.now_ms
+        # A batch that was not read may hold the value that a tombstone behind it deletes.
+        past = past and not self.unread_count
 
         def keep(record: ScannedKey) -> bool:
             return self._should_retain_record(record, past)
 
-        return filter_batch(batch, 0, keep, retain_empty=keep_empty, horizon_ms=self._rules.delete_horizon_ms)
+        horizon_ms = self._rules.delete_horizon_ms
+        try:
+            return filter_batch(batch, 0, keep, retain_empty=keep_empty, horizon_ms=horizon_ms)
+        except RecordsError:
+            # Its CRC is right, and other readers may have other bounds: it is theirs as it is.
+            self.unread_count += 1
+            return bytes(batch)
 
     def _retain_marker(self, header: BatchHeader, batch: Buffer, is_last: bool, live: bool) -> bytes | None:
         """Retain or drop a marker; with `live` it is all that is known of a producer, and is kept whole.

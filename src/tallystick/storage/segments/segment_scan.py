@@ -13,8 +13,8 @@ from typing import Final
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import (
     HEADER_SIZE,
-    LOG_OVERHEAD,
     BatchHeader,
+    CorruptBatch,
     RecordsError,
     check_batch,
     read_header,
@@ -35,8 +35,6 @@ SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDE
 
 # Bytes per read of a scan. A longer batch is read on its own.
 SCAN_BYTES: Final = 1 << 20
-# No broker writes a longer batch, because frames end at 2 GiB.
-_BATCH_BYTES_MAX: Final = (1 << 31) - 1
 
 _FILE_NAME: Final = re.compile(
     r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)((?:\.cleaned|\.swap|\.deleted)?)"
@@ -90,34 +88,34 @@ class SegmentScanner:
 
     def iter_batches(self) -> Iterator[tuple[int, BatchHeader, memoryview]]:
         """Yield position, header and bytes of every valid batch; the bytes are valid until the next step."""
-        start = self.valid_end
-        chunk = memoryview(self._read(SCAN_BYTES, start))
+        chunk, at = memoryview(b""), 0
         while self.valid_end < self._size:
-            at = self.valid_end - start
-            if byte_count := self._count_missing_bytes(chunk, at):
-                start = self.valid_end
-                chunk, at = memoryview(self._read(max(byte_count, SCAN_BYTES), start)), 0
             try:
+                # Twice, because only the header tells how long the batch is: a chunk may end anywhere in it.
+                chunk, at = self._fill(chunk, at, HEADER_SIZE)
+                chunk, at = self._fill(chunk, at, read_header(chunk, at).size_bytes)
                 header = check_batch(chunk, at)
                 self._check_offsets(header)
             except RecordsError as exc:
-                self._record_fault(chunk, at, exc)
+                self._record_fault(exc)
                 return
-            position = self.valid_end
+            position, data = self.valid_end, chunk[at : at + header.size_bytes]
+            at += header.size_bytes
             self.valid_end += header.size_bytes
             self.next_offset = header.next_offset
-            yield position, header, chunk[at : at + header.size_bytes]
+            yield position, header, data
 
-    def _count_missing_bytes(self, chunk: memoryview, at: int) -> int:
-        """Return how many bytes to read if `chunk` does not hold the whole batch; 0 if it does."""
-        have = len(chunk) - at
+    def _fill(self, chunk: memoryview, at: int, size: int) -> tuple[memoryview, int]:
+        """Return a chunk that holds `size` bytes from `valid_end` on, and where they begin in it.
+
+        Raises: CorruptBatch if the segment has fewer.
+        """
+        if len(chunk) - at >= size:
+            return chunk, at
         bytes_left = self._size - self.valid_end
-        if have < min(HEADER_SIZE, bytes_left):
-            return bytes_left if bytes_left < HEADER_SIZE else SCAN_BYTES
-        if have < HEADER_SIZE:
-            return 0
-        length = int.from_bytes(chunk[at + 8 : at + 12], "big", signed=True) + LOG_OVERHEAD
-        return length if have < length <= bytes_left else 0
+        if bytes_left < size:
+            raise CorruptBatch(f"needs {size} bytes, {bytes_left} are there", self.valid_end)
+        return memoryview(self._read(max(size, SCAN_BYTES), self.valid_end)), 0
 
     def _check_offsets(self, header: BatchHeader) -> None:
         if header.base_offset < self.next_offset:
@@ -126,7 +124,7 @@ class SegmentScanner:
                 self.valid_end,
             )
 
-    def _record_fault(self, chunk: memoryview, at: int, exc: RecordsError) -> None:
+    def _record_fault(self, exc: RecordsError) -> None:
         self.fault = ScanFault(
             position=self.valid_end,
             expected=f"a whole batch at offset {self.next_offset} or above",
