@@ -114,7 +114,8 @@ class Service:
         await self._server.prepare()
         broker.open()
         await self._set_users()
-        broker.unsent_bytes = lambda: self._server.unsent_bytes
+        broker.unsent_bytes = lambda: self._server.unsent.total
+        self._server.loss_listeners.append(broker.fetch_sessions.drop_connection)
         self._server.load_config(broker.config)
         broker.config_listeners.append(self._server.apply_config)
         broker.prepare_change = self._server.prepare_change
