@@ -57,6 +57,7 @@ from tallystick.protocol.messages.data.fetch import (
     PartitionData,
 )
 from tallystick.storage.fs import StorageFailure
+from tallystick.storage.recovery import CorruptLog
 
 TOPIC_ID_SINCE: Final = 13  # KIP-516
 REPLICA_STATE_SINCE: Final = 15  # KIP-903
@@ -288,6 +289,9 @@ class _DelayedFetch:
             if isinstance(result, Reject):
                 return _failed_result(request, result)
             data = self._build_result(request, partition, result.data)
+        except CorruptLog as exc:
+            partition.report_damage(exc)
+            return _failed_result(request, Reject(ErrorCode.CORRUPT_MESSAGE, str(exc)))
         except StorageFailure as exc:
             return _failed_result(request, Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc)))
         budget.consume(len(result.data))
@@ -368,9 +372,11 @@ class _DelayedFetch:
         if request.offset < end:
             if sufficient <= 1:
                 return True
-            readable = min(
-                reader.count_readable_bytes(Offset(request.offset), sufficient), max(request.max_bytes, 1)
-            )
+            try:
+                count = reader.count_readable_bytes(Offset(request.offset), sufficient)
+            except StorageFailure:
+                return True  # reading says what is wrong
+            readable = min(count, max(request.max_bytes, 1))
         self._readable_bytes += readable - self._readable_by_partition.get(request.key, 0)
         self._readable_by_partition[request.key] = readable
         return self._readable_bytes >= sufficient
