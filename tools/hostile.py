@@ -66,6 +66,11 @@ def make_request(spec: ApiSpec, version: int, shape: Shape, entries: int) -> Any
     return request if maker.long_lists else None
 
 
+def make_small_request(spec: ApiSpec, version: int) -> Any:
+    """Return a legal request of any API, with one entry in each of its lists."""
+    return _Maker(version, Shape(deep=False, distinct=False), 1).make_struct(spec.request, 0)
+
+
 class _Maker:
     """Builds one request from its declaration."""
 
