@@ -276,7 +276,9 @@ async def serve(
     await service.start()
     loop = asyncio.get_running_loop()
     with suppress(ValueError, RuntimeError):  # not the main thread: the embedding program stops it
-        for number in (signal.SIGTERM, signal.SIGINT):
+        # SIGHUP comes when a terminal is closed, unless `nohup` has it ignored.
+        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+        for number in (signal.SIGTERM, signal.SIGINT, *hangup):
             loop.add_signal_handler(number, service.stop_requested.set)
     ready(service)
     reasons = (service.stop_requested, service.broker.failed_event)
