@@ -1,4 +1,4 @@
-"""Stored bytes that cannot be read are this broker's, not the client's: one partition's error, named in the log."""
+"""Stored bytes that cannot be read are not the client's: one partition's error, with its place in the log."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

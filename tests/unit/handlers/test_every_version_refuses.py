@@ -1,4 +1,4 @@
-"""Every API answers a sender without rights in every version, also in those that have no code for all of it."""
+"""Every API answers a sender without rights in every version, with or without a code for all of it."""
 
 import pytest
 from tests.support.memory_broker import memory_broker, on_a_loop
