@@ -62,7 +62,7 @@ from tallystick.storage.recovery import CorruptLog
 TOPIC_ID_SINCE: Final = 13  # KIP-516
 REPLICA_STATE_SINCE: Final = 15  # KIP-903
 NO_DIVERGING_EPOCH: Final = EpochEndOffset()
-# No session holds a partition that does not exist or may not be read (ADR 0072).
+# No session holds a partition that does not exist or may not be read (ADR 0073).
 _ENDS_A_SESSION: Final = (
     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ErrorCode.UNKNOWN_TOPIC_ID,
