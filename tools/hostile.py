@@ -3,6 +3,9 @@
 One client sends these requests; another produces and commits offsets a hundred times a second. The second
 client's waiting times and the broker's memory go into docs/hostile-clients.md. The shapes are derived from
 the declarations of the messages, so that a new API is covered, too.
+
+Then very many clients behave badly, each conduct against a broker of its own: they leave at once, never read
+what they asked for, or fill fetch sessions with partitions that do not exist.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import psutil
 
 from tallystick.broker.handlers import HANDLERS
 from tallystick.kernel.limits import ARRAY_ELEMENTS_MAX, REQUEST_BYTES_MAX
+from tallystick.kernel.value import replace
 from tallystick.protocol import DecodeError, decode_prefix, encode
 from tallystick.protocol.apis import ApiKey, ApiSpec
 from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -36,10 +40,16 @@ from tallystick.testing import EmbeddedBroker
 
 DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "hostile-clients.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+CONDUCTS_BEGIN, CONDUCTS_END = "<!-- conducts -->", "<!-- end of conducts -->"
 ANSWER_S_MAX: Final = 30.0
 P99_MS_GOAL, RSS_MIB_GOAL = 250, 256
 ATTACKED, WORKED = "attacked", "worked"
 VICTIM_S: Final = 0.01
+# The broker is idle when it took less processor time than this in each of some seconds, although the other
+# client works.
+IDLE_CPU: Final = 0.15
+IDLE_S: Final = 4
+CONDUCT_S_MAX: Final = 180.0
 SETTINGS: Final = {"max.partitions": "1000", "flush.policy": "os", "group.initial.rebalance.delay.ms": "0"}
 
 
@@ -64,6 +74,11 @@ def make_request(spec: ApiSpec, version: int, shape: Shape, entries: int) -> Any
     maker = _Maker(version, shape, entries)
     request = maker.make_struct(spec.request, 0)
     return request if maker.long_lists else None
+
+
+def make_small_request(spec: ApiSpec, version: int) -> Any:
+    """Return a legal request of any API, with one entry in each of its lists."""
+    return _Maker(version, Shape(deep=False, distinct=False), 1).make_struct(spec.request, 0)
 
 
 class _Maker:
@@ -352,6 +367,133 @@ def attack(broker: EmbeddedBroker, requests: Iterable[Attack], seconds: float) -
         yield Outcome(spec.name, shape, each.entries, len(each.body), answer, p99, waits[-1], rss / (1 << 20))
 
 
+@dataclass(frozen=True)
+class Conduct:
+    """What many clients do at a time, each with one connection."""
+
+    name: str
+    spec: ApiSpec
+    frame: bytes
+    leaves: bool = False
+    reads: bool = False
+
+
+def list_conducts(entries: int = ARRAY_ELEMENTS_MAX) -> Iterator[Conduct]:
+    """Yield each conduct with the largest request for it."""
+    outer, inner = Shape(deep=False, distinct=True), Shape(deep=True, distinct=True)
+    for key, shape in ((ApiKey.OFFSET_FETCH, inner), (ApiKey.CONSUMER_GROUP_DESCRIBE, outer)):
+        made = make_attack(HANDLERS[key].spec, shape, entries)
+        yield Conduct(
+            "leave at once", made.spec, make_frame(made.spec, made.version, made.body, 7), leaves=True
+        )
+    made = make_attack(HANDLERS[ApiKey.DELETE_TOPICS].spec, outer, entries)
+    yield Conduct("leave at once", made.spec, make_frame(made.spec, made.version, made.body, 7), leaves=True)
+    for key, shape in ((ApiKey.OFFSET_FETCH, inner), (ApiKey.DESCRIBE_QUORUM, inner)):
+        made = make_attack(HANDLERS[key].spec, shape, entries)
+        yield Conduct("never read", made.spec, make_frame(made.spec, made.version, made.body, 7))
+    yield Conduct("sessions of nothing", *make_session_of_nothing(entries), reads=True)
+
+
+def make_session_of_nothing(entries: int) -> tuple[ApiSpec, bytes]:
+    """Return a Fetch that begins a session with partitions that do not exist."""
+    made = make_attack(HANDLERS[ApiKey.FETCH].spec, Shape(deep=False, distinct=True), entries)
+    request: Any = replace(
+        decode_prefix(made.spec.request, made.body, made.version)[0],
+        session_id=0,
+        session_epoch=0,
+        max_wait_ms=0,
+        forgotten_topics_data=(),
+    )
+    return made.spec, make_frame(made.spec, made.version, encode(request, made.version), 7)
+
+
+def behave(address: str, conduct: Conduct, clients: int) -> list[socket.socket]:
+    """Have so many clients behave so; return the connections that are still open."""
+    connections = []
+    for _ in range(clients):
+        connection = connect(address)
+        try:
+            connection.sendall(conduct.frame)
+            if conduct.reads:
+                receive(connection)
+        except (OSError, EOFError):
+            connection.close()  # the broker had enough of it
+            continue
+        if conduct.leaves:
+            connection.close()
+        else:
+            connections.append(connection)
+    return connections
+
+
+@dataclass(frozen=True)
+class ConductOutcome:
+    """What a conduct came to. `cpu_s`: processor time of the broker until it was idle again."""
+
+    conduct: Conduct
+    clients: int
+    cpu_s: float
+    p99_ms: float
+    worst_ms: float
+    rss_mib: float
+
+
+def try_conduct(conduct: Conduct, clients: int) -> ConductOutcome:
+    """Have many clients behave badly until the broker is idle again, while another one works."""
+    with EmbeddedBroker(config=SETTINGS) as broker:
+        prepare(broker)
+        process, rss = psutil.Process(broker.pid), 0
+        victim, over = Victim(broker.bootstrap_servers), threading.Event()
+        victim.start()
+        began = time.monotonic()
+        open_connections: list[socket.socket] = []
+
+        def crowd() -> None:
+            open_connections.extend(behave(broker.bootstrap_servers, conduct, clients))
+            over.set()
+
+        crowding = threading.Thread(target=crowd, name="crowd")
+        crowding.start()
+        cpu = now = sum(process.cpu_times()[:2])
+        idle_s = 0
+        while idle_s < IDLE_S and time.monotonic() - began < CONDUCT_S_MAX:
+            for _ in range(20):
+                time.sleep(0.05)
+                rss = max(rss, process.memory_info().rss)
+            last, now = now, sum(process.cpu_times()[:2])
+            idle_s = idle_s + 1 if over.is_set() and now - last < IDLE_CPU else 0
+        victim.stop()
+        crowding.join()
+        for connection in open_connections:
+            connection.close()
+        if victim.failure is not None:
+            raise RuntimeError(f"{conduct.name}: the other client was not served") from victim.failure
+        waits = sorted(victim.waits_ms) or [0.0]
+        p99 = waits[min(len(waits) - 1, len(waits) * 99 // 100)]
+        return ConductOutcome(conduct, clients, now - cpu, p99, waits[-1], rss / (1 << 20))
+
+
+def format_conducts(outcomes: Iterable[ConductOutcome]) -> str:
+    """Return the outcomes as a Markdown table."""
+    rows = [
+        "| clients | conduct | API | request, KB | CPU, s | p99 of the other, ms | worst, ms | RSS, MiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    rows += [
+        f"| {o.clients} | {o.conduct.name} | {o.conduct.spec.name} | {len(o.conduct.frame) / 1000:.0f} "
+        f"| {o.cpu_s:.0f} | {o.p99_ms:.0f} | {o.worst_ms:.0f} | {o.rss_mib:.0f} |"
+        for o in outcomes
+    ]
+    return "\n".join(rows)
+
+
+def replace_part(text: str, begin: str, end: str, part: str) -> str:
+    """Return the page with another table between two marks."""
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{part}\n{end}{after}"
+
+
 def format_table(outcomes: list[Outcome]) -> str:
     """Return the outcomes as a Markdown table, the longest waits first."""
     rows = [
@@ -387,10 +529,30 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=ARRAY_ELEMENTS_MAX, help="no request has more")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--api", action="append", default=[], help="only this one; may be given again")
-    parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
+    parser.add_argument("--clients", type=int, default=100, help="so many behave badly at a time")
+    parser.add_argument("--conducts", action="store_true", help="only the bad conduct of many clients")
+    parser.add_argument("--write", action="store_true", help=f"write the tables into {DOCUMENT.name}")
     options = parser.parse_args()
     if options.write and options.api:
         parser.error("the table holds all APIs: --write goes without --api")
+    if not options.api:
+        run_conducts(options)
+    if not options.conducts:
+        run_attacks(options)
+
+
+def run_conducts(options: argparse.Namespace) -> None:
+    outcomes = []
+    for conduct in list_conducts(options.entries):
+        outcomes.append(try_conduct(conduct, options.clients))
+        print(format_conducts(outcomes).splitlines()[-1], flush=True)
+    if options.write:
+        text = replace_part(DOCUMENT.read_text(), CONDUCTS_BEGIN, CONDUCTS_END, format_conducts(outcomes))
+        DOCUMENT.write_text(text)
+    print(f"most memory {max(o.rss_mib for o in outcomes):.0f} MiB, goal {RSS_MIB_GOAL}")
+
+
+def run_attacks(options: argparse.Namespace) -> None:
     outcomes = []
     with EmbeddedBroker(config=SETTINGS) as broker:
         prepare(broker)
@@ -399,10 +561,7 @@ def main() -> None:
             outcomes.append(outcome)
             print(format_table([outcome]).splitlines()[-1], flush=True)
     if options.write:
-        text = DOCUMENT.read_text()
-        before, _, rest = text.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        DOCUMENT.write_text(f"{before}{BEGIN}\n{format_table(outcomes)}\n{END}{after}")
+        DOCUMENT.write_text(replace_part(DOCUMENT.read_text(), BEGIN, END, format_table(outcomes)))
     worst = max(outcomes, key=lambda o: o.p99_ms)
     print(f"worst p99 {worst.p99_ms:.0f} ms ({worst.api}, {worst.shape}), goal {P99_MS_GOAL}")
     print(f"most memory {max(o.rss_mib for o in outcomes):.0f} MiB, goal {RSS_MIB_GOAL}")

@@ -56,7 +56,10 @@ def read(servers: str, count: int) -> list[bytes]:
     return found
 
 
-def test_one_line_says_what_was_started_and_sigterm_ends_it_cleanly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_one_line_says_what_was_started_and_a_signal_ends_it_cleanly(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     process = broker_command("--data-dir", str(tmp_path), "--listen", "127.0.0.1:0", "-o", "flush.policy=os")
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -71,7 +74,7 @@ def test_one_line_says_what_was_started_and_sigterm_ends_it_cleanly(tmp_path: Pa
     code, errors = refused("--data-dir", str(tmp_path), "--listen", "127.0.0.1:0")
     assert code == 1
     assert "another process uses this data directory" in errors
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors

@@ -64,6 +64,8 @@ _log = logging.getLogger("tallystick.broker")
 
 # Loads what settings name, given the names of those that were set; returns the function that puts it in use.
 ChangePreparation = Callable[[BrokerConfig, Collection[str]], Awaitable[Callable[[], None]]]
+# Two consumers of every partition, or very many of a few, have a fetch session each.
+SESSION_PARTITIONS_FACTOR: Final = 2
 UNPROTECTED_STORE: Final = (
     "a password would be stored where others can read it: take the rights of group and others from "
     f"{FILE_NAME} in the data directory (chmod 600), or give the key in a file without a password"
@@ -105,6 +107,7 @@ class Broker:
         self.producer_id_block = ProducerIdBlock()
         self.fetch_sessions = FetchSessionCache(
             config.max_incremental_fetch_session_cache_slots,
+            lambda: SESSION_PARTITIONS_FACTOR * self.config.max_partitions,
             lambda: int.from_bytes(os.urandom(4), "big") & INT32_MAX,
         )
         self.authorizer: Authorizer = ALLOW_ALL
@@ -120,7 +123,10 @@ class Broker:
         # Loads what changed settings name, such as keys; returns what puts it in use. Set with the server.
         self.prepare_change: ChangePreparation = _prepare_nothing
         self.config_listeners: list[Callable[[BrokerConfig], None]] = []
-        self.request_memory = RequestMemory(lambda: self.config.queued_max_request_bytes)
+        self.request_memory = RequestMemory(
+            lambda: self.config.queued_max_request_bytes,
+            lambda: self.unsent_bytes() <= self.config.queued_max_response_bytes,
+        )
         # Held while a large request is decoded off the loop: one at a time, for all connections.
         self.decode_lock = asyncio.Lock()
         self._producer_id_lock = asyncio.Lock()

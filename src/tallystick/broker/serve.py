@@ -114,7 +114,8 @@ class Service:
         await self._server.prepare()
         broker.open()
         await self._set_users()
-        broker.unsent_bytes = lambda: self._server.unsent_bytes
+        broker.unsent_bytes = lambda: self._server.unsent.total
+        self._server.loss_listeners.append(broker.fetch_sessions.drop_connection)
         self._server.load_config(broker.config)
         broker.config_listeners.append(self._server.apply_config)
         broker.prepare_change = self._server.prepare_change
@@ -275,7 +276,9 @@ async def serve(
     await service.start()
     loop = asyncio.get_running_loop()
     with suppress(ValueError, RuntimeError):  # not the main thread: the embedding program stops it
-        for number in (signal.SIGTERM, signal.SIGINT):
+        # SIGHUP comes when a terminal is closed, unless `nohup` has it ignored.
+        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+        for number in (signal.SIGTERM, signal.SIGINT, *hangup):
             loop.add_signal_handler(number, service.stop_requested.set)
     ready(service)
     reasons = (service.stop_requested, service.broker.failed_event)

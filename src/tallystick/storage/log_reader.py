@@ -24,8 +24,10 @@ from tallystick.protocol.records import (
 from tallystick.protocol.records.batch import RECORD_COUNT_AT
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.producer_state import ProducerStateManager
+from tallystick.storage.recovery import CorruptLog
 from tallystick.storage.segments.log_segment import SegmentReader
 from tallystick.storage.segments.segment_files import FileRecords
+from tallystick.storage.segments.segment_scan import LOG_SUFFIX
 from tallystick.storage.segments.transaction_index import AbortedTxn, collect_aborted_txns
 from tallystick.storage.validation import LogConfig
 
@@ -198,7 +200,10 @@ class LogReader:
             return segment.records.file.pread(end - at, at)
         if not min_one:
             return _EMPTY
-        _, size, _, last_offset = next(segment.iter_batch_spans(at, limit))
+        span = next(segment.iter_batch_spans(at, limit), None)
+        if span is None:
+            raise _make_corrupt(segment, at, f"{available} bytes")
+        _, size, _, last_offset = span
         self._cache_read_position(last_offset + 1, segment, at + size)
         return segment.records.file.pread(size, at)
 
@@ -209,6 +214,22 @@ class LogReader:
         if len(positions) >= _READ_POSITIONS_MAX:
             del positions[next(iter(positions))]
         positions[offset] = (segment, position)
+
+    def iter_headers(self, offset: int, data: bytes) -> Iterator[BatchHeader]:
+        """Yield the header of each batch in `data`, which `read` returned for `offset`.
+
+        Raises: CorruptLog: these bytes are ours, and no client is to blame for them.
+        """
+        try:
+            for _, header in iter_headers(data):
+                yield header
+        except RecordsError as exc:
+            slot = max(0, bisect_right(self._base_offsets, offset) - 1)
+            segment = self.segments[slot]
+            while (at := segment.find_position(offset)) >= segment.size and slot + 1 < len(self.segments):
+                slot += 1
+                segment = self.segments[slot]
+            raise _make_corrupt(segment, at + exc.at, exc.reason) from exc
 
     def count_readable_bytes(self, offset: Offset, enough: int) -> int:
         """Return the bytes from the batch that holds `offset` to the log end; counting stops at `enough`.
@@ -253,10 +274,10 @@ class LogReader:
                 self.log_start_offset,
                 segment.base_offset + segment.time_index.find_offset_before(timestamp_ms),
             )
-            for header, data in self._iter_batches_from(segment, start):
+            for position, header, data in self._iter_batches_from(segment, start):
                 if header.max_timestamp < timestamp_ms:
                     continue
-                record = _find_first_record(data, timestamp_ms, self.log_start_offset)
+                record = self._find_first_record(segment, position, data, timestamp_ms)
                 if record is not None:
                     return Offset(record[0]), record[1], header.partition_leader_epoch
         return None
@@ -270,23 +291,36 @@ class LogReader:
         if best is None or best.largest_timestamp[0] < 0:
             return None
         timestamp, last_offset = best.largest_timestamp
-        for header, data in self._iter_batches_from(best, last_offset):
-            record = _find_first_record(data, timestamp, self.log_start_offset)
+        for position, header, data in self._iter_batches_from(best, last_offset):
+            record = self._find_first_record(best, position, data, timestamp)
             return (Offset(record[0]), record[1], header.partition_leader_epoch) if record else None
         return None
 
-    def _iter_batches_from(self, segment: SegmentReader, offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
-        """Yield header and bytes of each batch from the one that holds `offset`, reading on demand."""
+    def _iter_batches_from(
+        self, segment: SegmentReader, offset: int
+    ) -> Iterator[tuple[int, BatchHeader, bytes]]:
+        """Yield position, header and bytes of each batch from the one that holds `offset` on."""
         try:
             for position, size, _, _ in segment.iter_batch_spans(segment.find_position(offset)):
-                head = read_header(segment.file.pread(HEADER_SIZE, position))
-                yield head, segment.file.pread(size, position)
-        except (OSError, RecordsError) as exc:
+                try:
+                    head = read_header(segment.file.pread(HEADER_SIZE, position))
+                except RecordsError as exc:
+                    raise _make_corrupt(segment, position, exc.reason) from exc
+                yield position, head, segment.file.pread(size, position)
+        except OSError as exc:
             raise StorageFailure(self._directory, f"a read failed: {exc}") from exc
 
+    def _find_first_record(
+        self, segment: SegmentReader, position: int, data: bytes, timestamp_ms: int
+    ) -> tuple[int, int] | None:
+        try:
+            for record in iter_records(data):
+                if record.timestamp_ms >= timestamp_ms and record.offset >= self.log_start_offset:
+                    return record.offset, record.timestamp_ms
+        except RecordsError as exc:
+            raise _make_corrupt(segment, position + exc.at, exc.reason) from exc
+        return None
 
-def _find_first_record(data: bytes, timestamp_ms: int, offset_min: int) -> tuple[int, int] | None:
-    for record in iter_records(data):
-        if record.timestamp_ms >= timestamp_ms and record.offset >= offset_min:
-            return record.offset, record.timestamp_ms
-    return None
+
+def _make_corrupt(segment: SegmentReader, position: int, found: str) -> CorruptLog:
+    return CorruptLog(segment.files.make_path(LOG_SUFFIX), position, "a readable batch", found)

@@ -11,6 +11,7 @@ import pytest
 from tests.support.memory_broker import MemoryBroker, memory_broker, on_a_loop
 from tools.hostile import Shape, find_legal_entries, make_request
 
+from tallystick.broker.authorizer.authorizer import Operation, topic_resource
 from tallystick.broker.config.broker_config import TOPIC_SETTINGS
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.handlers.cluster import alter_configs, find_coordinator, update_features
@@ -316,6 +317,7 @@ def fetch_in_session(session_id: int, epoch: int, partitions: range) -> FetchReq
 async def test_a_fetch_session_does_not_grow_beyond_the_partitions_that_may_exist() -> None:
     """[SRV-3] KIP-227: each step may add partitions, and each is served for all of them."""
     async with memory_broker(max_partitions="100") as memory:
+        await memory.make_topic("t", 100)
         sessions = memory.broker.fetch_sessions
         first = await memory.ask(fetch_in_session(0, 0, range(60)), 12)
         assert (await memory.ask(fetch_in_session(first.session_id, 1, range(60, 100)), 12)).error_code == 0
@@ -325,6 +327,23 @@ async def test_a_fetch_session_does_not_grow_beyond_the_partitions_that_may_exis
         assert len(sessions) == 0
         gone = await memory.ask(fetch_in_session(first.session_id, 3, range(0)), 12)
         assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+@on_a_loop
+async def test_no_session_holds_partitions_that_do_not_exist_or_may_not_be_read() -> None:
+    """A client that has one with its consumer's partitions goes on without a session."""
+    async with memory_broker() as memory:
+        await memory.make_topic("t", 2)
+        sessions = memory.broker.fetch_sessions
+        unknown = await memory.ask(fetch_in_session(0, 0, range(3)), 12)
+        codes = [part.error_code for part in unknown.responses[0].partitions]
+        assert (unknown.session_id, codes) == (0, [0, 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
+        own = (await memory.ask(fetch_in_session(0, 0, range(2)), 12)).session_id
+        grown = await memory.ask(fetch_in_session(own, 1, range(2, 3)), 12)
+        assert (own > 0, grown.error_code) == (True, ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        memory.deny((Operation.READ, topic_resource("t")))
+        assert (await memory.ask(fetch_in_session(0, 0, range(2)), 12)).session_id == 0
+        assert len(sessions) == 0
 
 
 @on_a_loop

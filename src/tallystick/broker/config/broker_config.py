@@ -145,12 +145,14 @@ class BrokerConfig:
     )
     queued_max_request_bytes: int = setting(
         256 * MIB,
-        "Memory for requests that are being received, over all connections. Kafka: no limit.",
+        "Memory for requests, from their first byte until they are answered, over all connections. Kafka: no "
+        "limit.",
         low=MIB,
     )
     queued_max_response_bytes: int = setting(
-        256 * MIB,
-        "Memory for fetched data that clients have not read yet, over all connections. Not Kafka's.",
+        128 * MIB,
+        "Memory for answers that clients have not read yet, over all connections. Above it, connections that "
+        "do not read are closed. Not Kafka's.",
         low=MIB,
     )
     request_timeout_ms: int = setting(

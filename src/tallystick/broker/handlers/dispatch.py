@@ -7,14 +7,16 @@ connection; only ApiVersions answers an unknown version, so that a newer client 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from inspect import isawaitable
 from struct import Struct
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tallystick.broker.config.broker_config import BrokerConfig
-from tallystick.broker.handlers.ports import BrokerPorts
+from tallystick.broker.handlers.ports import BrokerPorts, HasRequestMemory
 from tallystick.broker.handlers.sliced_response import SlicedResponse
 from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.server.request_memory import estimate_decoded_bytes
 from tallystick.broker.server.server import CloseConnection, ExclusiveResponse, Peer, ResponseBuffers
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX
@@ -30,6 +32,7 @@ from tallystick.protocol.wire import get_struct_spec
 _log = logging.getLogger("tallystick.broker.dispatch")
 
 Q = TypeVar("Q")
+V = TypeVar("V")
 
 ResponseBody = list[Buffer] | None  # a response without length and header; None: no response (acks=0)
 RawHandler = Callable[[BrokerPorts, memoryview, RequestContext], ResponseBody | Awaitable[ResponseBody]]
@@ -46,8 +49,8 @@ class HandlerEntry(Value):
     """An API with its handler.
 
     pipelined_bytes_max  up to this size it may start behind unanswered requests that are pipelined, too
-    is_cancellable       is dropped when its connection closes; anything else runs to its end, so that no
-                         change to topics or groups stops half-way
+    is_cancellable       is dropped when its connection closes, because it changes nothing, or waits for other
+                         clients; anything else runs to its end, so that no change stops half-way
     carries_records      may be as large as socket.request.max.bytes
     """
 
@@ -58,19 +61,28 @@ class HandlerEntry(Value):
     carries_records: bool = False
 
 
-def message_entry(api: ApiKey, handle: Handler[Q], *, pipelined: bool = False) -> HandlerEntry:
+def message_entry(
+    api: ApiKey,
+    handle: Handler[Q],
+    *,
+    pipelined: bool = False,
+    cancellable: bool = False,
+    waits: bool = False,
+) -> HandlerEntry:
     """Wrap a handler of messages: decode its request and encode its response.
 
-    `handle` returns the response, a `SlicedResponse`, or an awaitable of one of them.
+    `handle` returns the response, a `SlicedResponse`, or an awaitable of one of them. One that `waits` for
+    other clients holds up no large request meanwhile.
     """
     spec = API_SPECS[api]
     request: type[Q] = spec.request
+    large = _LargeRequestHandler(request, handle, waits)
 
     def run(
         broker: BrokerPorts, body: memoryview, context: RequestContext
     ) -> ResponseBody | Awaitable[ResponseBody]:
         if len(body) > INLINE_DECODE_BYTES_MAX:
-            return _decode_in_thread(broker, request, handle, body, context)
+            return large.serve(broker, body, context)
         # As in Kafka, bytes after the request are ignored: librdkafka 2.16 sends three of them after a
         # Metadata v13 for all topics.
         value, _ = decode_prefix(request, body, context.api_version)
@@ -84,7 +96,7 @@ def message_entry(api: ApiKey, handle: Handler[Q], *, pipelined: bool = False) -
         return _encode_now(response, context.api_version)
 
     # A smaller request must not overtake one that is being decoded in a thread.
-    return HandlerEntry(spec, run, INLINE_DECODE_BYTES_MAX if pipelined else 0)
+    return HandlerEntry(spec, run, INLINE_DECODE_BYTES_MAX if pipelined else 0, cancellable)
 
 
 def raw_entry(
@@ -99,20 +111,44 @@ def raw_entry(
     return HandlerEntry(API_SPECS[api], run, INT32_MAX if pipelined else 0, cancellable, carries_records)
 
 
-async def _decode_in_thread(
-    broker: BrokerPorts, request: type[Q], handle: Handler[Q], body: memoryview, context: RequestContext
-) -> ResponseBody:
-    """Serve a large request: decode it in a thread, one at a time for all connections [SRV-3]."""
-    version, room = context.api_version, limit_request_bytes(broker.config)
-    with broker.request_memory.acquired(context.client_host, len(body)):
-        async with broker.decode_lock:
-            value, _ = await asyncio.to_thread(decode_prefix, request, body, version, room=room)
-    response = handle(broker, value, context)
-    if isawaitable(response):
-        response = await response
-    if isinstance(response, SlicedResponse):
-        return await _encode_in_slices(response, version)
-    return list(await asyncio.to_thread(encode_parts, response, version))
+class _LargeRequestHandler(Value):
+    """What serves the large requests of an API. One that `waits` does so for other clients."""
+
+    request: type[Any]
+    handle: Handler[Any]
+    waits: bool
+
+    async def serve(self, broker: BrokerPorts, body: memoryview, context: RequestContext) -> ResponseBody:
+        """Serve a request in its turn. Its memory counts until it is answered [SRV-4]."""
+        version, room = context.api_version, limit_request_bytes(broker.config)
+        memory, host = broker.request_memory, context.client_host
+        with memory.acquired(host, len(body) + estimate_decoded_bytes(len(body), room)):
+            async with memory.turn(host) as turn:
+                value, _ = await decode_in_thread(
+                    broker, partial(decode_prefix, self.request, body, version, room=room)
+                )
+                if self.waits:
+                    turn.end()
+                response = self.handle(broker, value, context)
+                if isawaitable(response):
+                    response = await response
+                if isinstance(response, SlicedResponse):
+                    return await _encode_in_slices(response, version)
+                return list(await asyncio.to_thread(encode_parts, response, version))
+
+
+async def decode_in_thread(broker: HasRequestMemory, decode: Callable[[], V]) -> V:
+    """Decode a large request in a thread, one at a time for all connections [SRV-3].
+
+    A client that leaves does not end this: the thread goes on, and the next one must wait for it.
+    """
+    async with broker.decode_lock:
+        decoding = asyncio.ensure_future(asyncio.to_thread(decode))
+        try:
+            return await asyncio.shield(decoding)
+        except asyncio.CancelledError:
+            await asyncio.wait([decoding])
+            raise
 
 
 async def _encode_when_done(response: Awaitable[object], version: int) -> ResponseBody:

@@ -9,6 +9,9 @@
 An answer within a session leaves out a partition that has no records, no error, and the high watermark and
 log start offset that the client knows already.
 
+A session ends with the connection that used it last, and all sessions together have a bounded number of
+partitions (ADR 0073).
+
 Source: KIP-227; FetchSession, FetchManager.
 """
 
@@ -81,6 +84,7 @@ class CachedFetchSession:
     """One client's session. `partitions` is in the order in which partitions are served."""
 
     session_id: int
+    connection_id: int
     by_topic_id: bool
     created_ms: int
     used_ms: int
@@ -127,11 +131,12 @@ class FetchSessionRequest(Value):
 
 
 class FetchSessionCache:
-    """All sessions of the broker, at most `slots` of them."""
+    """All sessions of the broker, at most `slots` of them with `partitions_max` partitions in all."""
 
-    def __init__(self, slots: int, new_id: Callable[[], int]) -> None:
+    def __init__(self, slots: int, partitions_max: Callable[[], int], new_id: Callable[[], int]) -> None:
         """Create an empty cache. `new_id` returns a random positive int32."""
         self._slots = slots
+        self._partitions_max = partitions_max
         self._new_id = new_id
         self._sessions: dict[int, CachedFetchSession] = {}
 
@@ -146,7 +151,14 @@ class FetchSessionCache:
         """End a session, if there is one of that id."""
         self._sessions.pop(session_id, None)
 
-    def create_context(self, start: FetchSessionRequest, now_ms: int) -> FetchContext | Reject:
+    def drop_connection(self, connection_id: int) -> None:
+        """End the sessions of a connection that is lost."""
+        for session in [each for each in self._sessions.values() if each.connection_id == connection_id]:
+            self.drop(session.session_id)
+
+    def create_context(
+        self, start: FetchSessionRequest, connection_id: int, now_ms: int
+    ) -> FetchContext | Reject:
         """Return the partitions to read for a request.
 
         Rejects with: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
@@ -155,11 +167,13 @@ class FetchSessionCache:
             self.drop(start.session_id)
             session = None
             if start.epoch == INITIAL_EPOCH and start.partitions:
-                session = self._create_session(start, now_ms)
+                session = self._create_session(start, connection_id, now_ms)
             return FetchContext(start.partitions, session, is_incremental=False)
-        return self._continue_session(start, now_ms)
+        return self._continue_session(start, connection_id, now_ms)
 
-    def _continue_session(self, start: FetchSessionRequest, now_ms: int) -> FetchContext | Reject:
+    def _continue_session(
+        self, start: FetchSessionRequest, connection_id: int, now_ms: int
+    ) -> FetchContext | Reject:
         session = self._sessions.get(start.session_id)
         if session is None:
             return Reject(
@@ -178,6 +192,14 @@ class FetchSessionCache:
                 f"fetch session {start.session_id} is at epoch {session.epoch}, but the request has"
                 f" {start.epoch}; begin a new one",
             )
+        added = sum(each.key not in session.partitions for each in start.partitions)
+        if added and not self._has_room(added):
+            self.drop(session.session_id)
+            return Reject(
+                ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+                f"fetch session {start.session_id} ended: there is no room for {added} partitions more",
+            )
+        session.connection_id = connection_id
         session.update(start.partitions, start.forgotten)
         if not session.partitions:
             del self._sessions[session.session_id]
@@ -186,13 +208,20 @@ class FetchSessionCache:
         self._touch(session, now_ms)
         return FetchContext(tuple(session.partitions.values()), session, is_incremental=True)
 
-    def _create_session(self, start: FetchSessionRequest, now_ms: int) -> CachedFetchSession | None:
-        if len(self._sessions) >= self._slots and not self._evict(len(start.partitions), now_ms):
-            return None
+    def _has_room(self, partitions: int) -> bool:
+        return self.partition_count + partitions <= self._partitions_max()
+
+    def _create_session(
+        self, start: FetchSessionRequest, connection_id: int, now_ms: int
+    ) -> CachedFetchSession | None:
+        size = len(start.partitions)
+        while len(self._sessions) >= self._slots or not self._has_room(size):
+            if not self._evict(size, now_ms):
+                return None
         session_id = self._new_id()
         while session_id in self._sessions or session_id == NO_SESSION:
             session_id = self._new_id()
-        session = CachedFetchSession(session_id, start.by_topic_id, now_ms, now_ms)
+        session = CachedFetchSession(session_id, connection_id, start.by_topic_id, now_ms, now_ms)
         session.partitions = {partition.key: partition for partition in start.partitions}
         self._sessions[session_id] = session
         return session

@@ -10,6 +10,7 @@ that power loss could take back [PRT-1].
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,7 +18,7 @@ from tallystick.broker.config.topic_config import TopicConfig
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
-from tallystick.protocol.records import BatchHeader, iter_headers
+from tallystick.protocol.records import BatchHeader
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import (
     NO_GUARD,
@@ -30,7 +31,10 @@ from tallystick.storage.log import (
 )
 from tallystick.storage.log_start import delete_records_before
 from tallystick.storage.producer_state import VerificationStateEntry
+from tallystick.storage.recovery import CorruptLog
 from tallystick.storage.segments.transaction_index import AbortedTxn
+
+_log = logging.getLogger("tallystick.broker.partitions")
 
 Buffer = bytes | memoryview
 
@@ -42,6 +46,7 @@ class Partition:
         "_clock",
         "_durable_waiters",
         "_offline",
+        "_reported_damage",
         "_request_sync",
         "_waiters",
         "append_turns",
@@ -74,6 +79,7 @@ class Partition:
         self._request_sync = request_sync
         self._durable_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._waiters: dict[Callable[[], None], None] = {}
+        self._reported_damage = ""
         # Producer id -> done when the last of its batches that wait for verification has left (`Turn`).
         self.append_turns: dict[int, asyncio.Future[None]] = {}
 
@@ -144,11 +150,20 @@ class Partition:
         return self.config.min_insync_replicas
 
     def find_aborted_txns(self, offset: Offset, records: bytes) -> Sequence[AbortedTxn]:
-        """Return the aborted transactions with data in `records`, which were read from `offset` on."""
+        """Return the aborted transactions with data in `records`, which were read from `offset` on.
+
+        Raises: StorageFailure.
+        """
         end = offset
-        for _, header in iter_headers(records):
+        for header in self.log.reader.iter_headers(offset, records):
             end = Offset(header.next_offset)
         return self.log.reader.collect_aborted_txns(offset, end)
+
+    def report_damage(self, damage: CorruptLog) -> None:
+        """Log where stored bytes cannot be read: once, however often they are asked for."""
+        if self._reported_damage != str(damage):
+            self._reported_damage = str(damage)
+            _log.error("%s: %s", self.topic_partition, damage)
 
     def find_epoch_at(self, offset: Offset) -> int:
         """Return the leader epoch that wrote the record at `offset`; the current one if none is known."""
@@ -181,9 +196,9 @@ class Partition:
                 raise StorageFailure(log.directory, f"the log could not be read to its end: {result.reason}")
             if not result.data:
                 return  # compaction removed everything up to the end
-            yield result.data
-            for _, header in iter_headers(result.data):
+            for header in log.reader.iter_headers(at, result.data):
                 at = Offset(header.next_offset)
+            yield result.data
 
     def apply_config(self, config: TopicConfig, log_config: LogConfig) -> None:
         """Apply changed settings."""

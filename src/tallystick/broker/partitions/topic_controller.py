@@ -197,7 +197,8 @@ class TopicController:
 
     async def create_if_absent(self, spec: TopicSpec) -> Topic | Reject:
         """Return the topic of that name, after creating it if needed: auto-creation and internal topics."""
-        result = await self.create(spec)
+        # The client that needs the topic may leave before it is there; creating it goes on.
+        result = await asyncio.shield(self.create(spec))
         if isinstance(result, Reject) and result.code is ErrorCode.TOPIC_ALREADY_EXISTS:
             return self.image.find(spec.name) or result
         return result

@@ -39,6 +39,7 @@ from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.login_rules import FindScramCredential, find_no_credential
 from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
+from tallystick.broker.server.unsent import UnsentAnswers
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.settings import BadConfig, collect_problems
@@ -192,19 +193,19 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._gate is not None:
             self._gate.stop()
-        closed_by_peer = not (self._is_closing or self._is_ending)
+        self._is_ending = self._is_ending or self._is_closing  # it was not the peer: start nothing more
         self._is_closing = True
         slots = [slot for slot in self._pending if slot.task is not None]
         self._pending.clear()
         for slot in slots:
             if slot.is_cancellable:
                 cast("asyncio.Future[ResponseBuffers]", slot.task).cancel()
-            elif closed_by_peer:
+            else:
                 self._pending.append(slot)
-        self._is_ending = not closed_by_peer
-        self._carry_out_received()
-        self._server.unregister(self)
         self._transport = CLOSED_TRANSPORT
+        for tell in self._server.loss_listeners:
+            tell(self.peer.connection_id)
+        self._carry_out_received()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._receive_buffer.get_writable()
@@ -215,6 +216,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
+        self._server.loop.call_soon(self._server.unsent.check)
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
@@ -272,6 +274,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._is_ending = True
         if not self._pending:
             self._receive_buffer.discard_large()
+            self._server.unregister(self)
 
     def _start_request(self, frame: memoryview) -> bool:
         server = self._server
@@ -370,7 +373,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         else:  # asyncio would join them
             for part in out:
                 self._transport.write(part)
-        self._server.record_sent(self)
+        self._server.unsent.add(self)
 
     # ------------------------------------------------------------------------- the end
 
@@ -494,8 +497,10 @@ class Server:
         self._last_connection_id = 0
         self._refusals = LogThrottle(self.loop.time)
         self.failed_logins = LogThrottle(self.loop.time)
-        # Connections that may have unsent bytes; `unsent_bytes` drops those that have none.
-        self._senders: set[ServerConnection] = set()
+        self.unsent = UnsentAnswers(
+            self.loop, lambda: self._config.queued_max_response_bytes, patience_s, self.memory.grant_turns
+        )
+        self.loss_listeners: list[Callable[[int], None]] = []  # are given the id of a lost connection
         problems: list[str] = []
         with collect_problems(problems):
             self._counts = ConnectionCounts(config, connections_max)
@@ -539,6 +544,7 @@ class Server:
         for timer in (self._idle_timer, self._stuck_timer):
             if timer is not None:
                 timer.cancel()
+        self.unsent.stop()
         for port in self.ports:
             port.close()
         for keys in list_signing_keys(self.ports):
@@ -583,8 +589,9 @@ class Server:
             connection.close(f"{why}{more}")
 
     def unregister(self, connection: ServerConnection) -> None:
+        """Count a connection no longer: it is lost, and what it began has ended."""
         peer = connection.peer
-        self._senders.discard(connection)
+        self.unsent.discard(connection)
         if self._connections.pop(peer.connection_id, None) is not None:
             self._counts.remove(peer.listener, peer.host, was_refused=connection.was_refused)
 
@@ -601,7 +608,8 @@ class Server:
         """Return whether a connection may continue to receive a large request.
 
         One connection of a host always may, so that too little memory is slow and not a deadlock; but while
-        the limit of the broker is exceeded, only one connection of all hosts may.
+        the limit of the broker is exceeded, only one connection of all hosts may. None of a host does whose
+        large request waits for its turn: another one would wait, too.
         """
         host = connection.peer.host
         if not self.memory.is_short_for(host):
@@ -610,7 +618,11 @@ class Server:
             self._stuck_timer = self.loop.call_later(self.patience_s / 3, self._close_stuck_connections)
         short = self.memory.is_short
         receivers = (
-            c for c in self._connections.values() if c.announced_bytes and (short or c.peer.host == host)
+            c
+            for c in self._connections.values()
+            if c.announced_bytes
+            and (short or c.peer.host == host)
+            and not self.memory.has_large_of(c.peer.host)
         )
         return next(receivers, None) is connection
 
@@ -641,21 +653,6 @@ class Server:
     @property
     def connection_count(self) -> int:
         return len(self._connections)
-
-    def record_sent(self, connection: ServerConnection) -> None:
-        """Note that a connection handed bytes to its transport."""
-        self._senders.add(connection)
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes that peers have not taken yet. Cost: linear in connections that sent since the last call."""
-        total = 0
-        for connection in tuple(self._senders):
-            size = connection.unsent_bytes
-            total += size
-            if not size:
-                self._senders.discard(connection)
-        return total
 
     def apply_config(self, config: BrokerConfig) -> None:
         """Apply limits that were changed at run time."""

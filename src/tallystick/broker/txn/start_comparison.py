@@ -447,7 +447,7 @@ async def _iter_chunks(partition: Partition, at: Offset, end: Offset) -> AsyncIt
             return
         yield result.data
         await asyncio.sleep(0)
-        for _, header in iter_headers(result.data):
+        for header in partition.log.reader.iter_headers(at, result.data):
             at = Offset(header.next_offset)
 
 

@@ -19,9 +19,10 @@ from tallystick.broker.authorizer.audit_log import is_audited
 from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.authorizer.known_rights import NO_NAMES, READ_TOPIC, AllowedNames
 from tallystick.broker.handlers.authorization import NameCheck, make_topic_check, may_on_cluster
-from tallystick.broker.handlers.dispatch import INLINE_DECODE_BYTES_MAX, ResponseBody
+from tallystick.broker.handlers.dispatch import INLINE_DECODE_BYTES_MAX, ResponseBody, decode_in_thread
 from tallystick.broker.handlers.ports import FetchPort
 from tallystick.broker.partitions.fetch_sessions import (
+    NO_SESSION,
     CachedPartition,
     FetchContext,
     FetchPartitionKey,
@@ -38,10 +39,12 @@ from tallystick.broker.partitions.visibility import (
     limit_response_bytes,
 )
 from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.server.request_memory import estimate_decoded_bytes
 from tallystick.broker.server.server import CloseConnection
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset
+from tallystick.kernel.limits import REQUEST_BYTES_MAX
 from tallystick.kernel.value import replace
 from tallystick.protocol import decode, encode, encode_parts
 from tallystick.protocol.messages.data.fetch import (
@@ -54,10 +57,17 @@ from tallystick.protocol.messages.data.fetch import (
     PartitionData,
 )
 from tallystick.storage.fs import StorageFailure
+from tallystick.storage.recovery import CorruptLog
 
 TOPIC_ID_SINCE: Final = 13  # KIP-516
 REPLICA_STATE_SINCE: Final = 15  # KIP-903
 NO_DIVERGING_EPOCH: Final = EpochEndOffset()
+# No session holds a partition that does not exist or may not be read (ADR 0073).
+_ENDS_A_SESSION: Final = (
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+)
 _NOT_AUTHORIZED: Final = Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
 WAIT_MS_MAX: Final = 3_600_000  # an upper limit for the timer: one hour
 
@@ -69,6 +79,7 @@ class _FetchAttempt:
     partitions: list[tuple[CachedPartition, PartitionData]]
     size: int = 0
     must_answer_now: bool = False  # an error or a diverging epoch is answered at once
+    may_keep_session: bool = True
 
 
 def handle(
@@ -76,29 +87,31 @@ def handle(
 ) -> ResponseBody | Awaitable[ResponseBody]:
     """Answer at once if there is enough to return, else wait."""
     if len(body) > INLINE_DECODE_BYTES_MAX:
-        return _decode_in_thread(broker, body, context)
+        return _serve_large(broker, body, context)
     return _serve(broker, decode(FetchRequest, body, context.api_version), context)
 
 
-async def _decode_in_thread(broker: FetchPort, body: memoryview, context: RequestContext) -> ResponseBody:
-    """Serve a large request: decode it in a thread, one at a time for all connections [SRV-3]."""
-    with broker.request_memory.acquired(context.client_host, len(body)):
-        async with broker.decode_lock:
-            request = await asyncio.to_thread(decode, FetchRequest, body, context.api_version)
-    topics = _list_topics(request, context.api_version)
-    _check_partition_count(
-        broker, "Fetch", len({(topic, p.partition) for topic, parts in topics for p in parts})
-    )
-    answer = _serve(broker, request, context)
-    return await answer if isinstance(answer, Awaitable) else answer
+async def _serve_large(broker: FetchPort, body: memoryview, context: RequestContext) -> ResponseBody:
+    """Decode a large request in its turn. Its memory counts until it is answered [SRV-4]."""
+    memory, host = broker.request_memory, context.client_host
+    with memory.acquired(host, len(body) + estimate_decoded_bytes(len(body), REQUEST_BYTES_MAX)):
+        async with memory.turn(host):
+            request = await decode_in_thread(broker, partial(decode, FetchRequest, body, context.api_version))
+            topics = _list_topics(request, context.api_version)
+            _check_partition_count(
+                broker, "Fetch", len({(topic, p.partition) for topic, parts in topics for p in parts})
+            )
+            # While memory is short it is answered with what there is, and asks again.
+            answer = _serve(broker, request, context, may_wait=not memory.is_short_for(host))
+        return await answer if isinstance(answer, Awaitable) else answer
 
 
 def _serve(
-    broker: FetchPort, request: FetchRequest, context: RequestContext
+    broker: FetchPort, request: FetchRequest, context: RequestContext, *, may_wait: bool = True
 ) -> ResponseBody | Awaitable[ResponseBody]:
     start = _parse_session_request(request, context.api_version)
     _check_partition_count(broker, "Fetch", len(start.partitions))
-    plan = broker.fetch_sessions.create_context(start, broker.clock.monotonic_ms())
+    plan = broker.fetch_sessions.create_context(start, context.connection_id, broker.clock.monotonic_ms())
     if isinstance(plan, Reject):
         return [encode(FetchResponse(error_code=plan.code), context.api_version)]
     try:
@@ -109,7 +122,7 @@ def _serve(
         raise
     fetch = _DelayedFetch(broker, request, plan, context)
     attempt = fetch.read_available()
-    if fetch.is_enough(attempt):
+    if not may_wait or fetch.is_enough(attempt):
         return fetch.build_response(attempt)
     return fetch.wait(attempt)
 
@@ -238,6 +251,7 @@ class _DelayedFetch:
             attempt.partitions.append((request, data))
             attempt.size += len(data.records or b"")
             attempt.must_answer_now |= data.error_code != 0
+            attempt.may_keep_session &= data.error_code not in _ENDS_A_SESSION
         return attempt
 
     def _read_partition(
@@ -275,6 +289,9 @@ class _DelayedFetch:
             if isinstance(result, Reject):
                 return _failed_result(request, result)
             data = self._build_result(request, partition, result.data)
+        except CorruptLog as exc:
+            partition.report_damage(exc)
+            return _failed_result(request, Reject(ErrorCode.CORRUPT_MESSAGE, str(exc)))
         except StorageFailure as exc:
             return _failed_result(request, Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc)))
         budget.consume(len(result.data))
@@ -355,9 +372,11 @@ class _DelayedFetch:
         if request.offset < end:
             if sufficient <= 1:
                 return True
-            readable = min(
-                reader.count_readable_bytes(Offset(request.offset), sufficient), max(request.max_bytes, 1)
-            )
+            try:
+                count = reader.count_readable_bytes(Offset(request.offset), sufficient)
+            except StorageFailure:
+                return True  # reading says what is wrong
+            readable = min(count, max(request.max_bytes, 1))
         self._readable_bytes += readable - self._readable_by_partition.get(request.key, 0)
         self._readable_by_partition[request.key] = readable
         return self._readable_bytes >= sufficient
@@ -426,6 +445,11 @@ class _DelayedFetch:
     def build_response(self, attempt: _FetchAttempt) -> ResponseBody:
         """Encode the response, in a session without the unchanged partitions (KIP-227)."""
         session = self._context.session
+        if session is not None and not attempt.may_keep_session:
+            self._broker.fetch_sessions.drop(session.session_id)
+            if self._context.is_incremental:
+                return [encode(FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND), self._version)]
+            session = None
         by_topic: dict[TopicKey, list[PartitionData]] = {}
         for request, data in attempt.partitions:
             if session is not None:
@@ -448,7 +472,8 @@ class _DelayedFetch:
             else FetchableTopicResponse(topic=topic, partitions=tuple(parts))
             for topic, parts in by_topic.items()
         )
-        response = FetchResponse(session_id=self._context.session_id, responses=responses)
+        session_id = NO_SESSION if session is None else session.session_id
+        response = FetchResponse(session_id=session_id, responses=responses)
         return [*encode_parts(response, self._version)]
 
 

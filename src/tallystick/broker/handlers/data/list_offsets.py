@@ -22,8 +22,8 @@ from tallystick.protocol.messages.data.list_offsets import (
     ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
-from tallystick.protocol.records import RecordsError
 from tallystick.storage.fs import StorageFailure
+from tallystick.storage.recovery import CorruptLog
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -91,11 +91,12 @@ def _answer_partition(
         return _refused_response(index, ErrorCode.UNSUPPORTED_VERSION)
     try:
         result = _find_offset(partition, request.timestamp, isolation)
+    except CorruptLog as exc:
+        # An unreadable batch (compressed, or older than validation on append) must not fail other partitions.
+        partition.report_damage(exc)
+        return _refused_response(index, ErrorCode.CORRUPT_MESSAGE)
     except StorageFailure:
         return _refused_response(index, ErrorCode.KAFKA_STORAGE_ERROR)
-    except RecordsError:
-        # An unreadable batch (compressed, or older than validation on append) must not fail other partitions.
-        return _refused_response(index, ErrorCode.CORRUPT_MESSAGE)
     if isinstance(result, Reject):
         return _refused_response(index, result.code)
     offset, timestamp, epoch = result

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Final, Self
 from uuid import UUID
 
@@ -34,12 +35,13 @@ from tallystick.broker.handlers.data.transactional_produce import (
     reject_unauthorized,
 )
 from tallystick.broker.handlers.data.verification import check_not_borrowed
-from tallystick.broker.handlers.dispatch import ResponseBody
+from tallystick.broker.handlers.dispatch import ResponseBody, decode_in_thread
 from tallystick.broker.handlers.ports import ProducePort
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES, LoopYielder
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.topics import INTERNAL_TOPICS, TopicDeleted, TopicKey
 from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.server.request_memory import estimate_decoded_bytes
 from tallystick.broker.server.server import CloseConnection, ExclusiveResponse
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -96,7 +98,7 @@ def handle(
         request = decode(ProduceRequest, body, context.api_version, room=INLINE_DECODE_MEMORY)
     except DecodeError:
         # Unreadable, or too large for the event loop.
-        return ExclusiveResponse(_decode_in_thread(broker, memoryview(bytes(body)), context))
+        return ExclusiveResponse(_serve_large(broker, memoryview(bytes(body)), context))
     request, traits = _check_batches(broker, request, context)
     if traits & MAY_BE_SLOW and _needs_validation_thread(broker, request, context.api_version):
         # The records are views of a buffer that is about to be reused.
@@ -105,17 +107,20 @@ def handle(
     return _serve(broker, request, context)
 
 
-async def _decode_in_thread(broker: ProducePort, body: memoryview, context: RequestContext) -> ResponseBody:
-    """Serve a large request: decode it in a thread, one at a time for all connections [SRV-3].
+async def _serve_large(broker: ProducePort, body: memoryview, context: RequestContext) -> ResponseBody:
+    """Decode a large request in its turn. Its memory counts until it is answered [SRV-4].
 
     A request with far more partitions than `max.partitions` is not decoded.
     """
     room = INLINE_DECODE_MEMORY + MEMORY_PER_PARTITION * broker.config.max_partitions
-    with broker.request_memory.acquired(context.client_host, len(body)):
-        async with broker.decode_lock:
-            request = await asyncio.to_thread(decode, ProduceRequest, body, context.api_version, room=room)
-    request, _ = _check_batches(broker, request, context)
-    return await _serve_prevalidated(broker, request, context, len(body))
+    memory, host = broker.request_memory, context.client_host
+    with memory.acquired(host, estimate_decoded_bytes(len(body), room)):
+        async with memory.turn(host):
+            request = await decode_in_thread(
+                broker, partial(decode, ProduceRequest, body, context.api_version, room=room)
+            )
+        request, _ = _check_batches(broker, request, context)
+        return await _serve_prevalidated(broker, request, context, len(body))
 
 
 def _check_batches(
@@ -187,10 +192,8 @@ async def _serve_prevalidated(
                 for part in parts:
                     validated[-1].append(await _prevalidate(broker, topic, part))
                     await pacer.count_entry()
-    body = _serve(broker, _replace_batches(request, validated), context)
-    if isinstance(body, ExclusiveResponse):
-        return await body
-    return await body if isinstance(body, Awaitable) else body
+        body = _serve(broker, _replace_batches(request, validated), context)
+        return await body if isinstance(body, Awaitable | ExclusiveResponse) else body
 
 
 async def _prevalidate(

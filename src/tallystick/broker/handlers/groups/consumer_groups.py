@@ -46,9 +46,10 @@ def describe(
     return SlicedListResponse(
         lambda groups: ConsumerGroupDescribeResponse(groups=groups),
         deduplicate(request.group_ids),
+        # As in Kafka without a text, which would be many times the name of each group.
         lambda group_id: DescribedGroup(
             error_code=ErrorCode.UNSUPPORTED_VERSION,
-            error_message=UNSUPPORTED_REASON,
+            error_message=None,
             group_id=group_id,
             group_state="",
             group_epoch=0,

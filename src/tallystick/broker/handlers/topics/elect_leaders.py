@@ -17,6 +17,7 @@ from tallystick.protocol.messages.topics.elect_leaders import (
 )
 
 _PREFERRED, _UNCLEAN = 0, 1
+REQUEST_ERROR_SINCE: Final = 1
 _NOT_NEEDED: Final = "the broker leads the partition; it has the only replica"
 
 
@@ -24,7 +25,7 @@ async def handle(
     broker: TopicsPort, request: ElectLeadersRequest, context: RequestContext
 ) -> ElectLeadersResponse | SlicedTopicResponse:
     if not may_on_cluster(broker, context, Operation.ALTER):
-        return _refuse(request)
+        return _refuse(request, context)
     kind, topic_partitions = request.election_type, request.topic_partitions
     is_valid = kind in (_PREFERRED, _UNCLEAN)
     code = ErrorCode.NONE if is_valid or topic_partitions == () else ErrorCode.INVALID_REQUEST
@@ -40,11 +41,11 @@ async def handle(
     )
 
 
-def _refuse(request: ElectLeadersRequest) -> ElectLeadersResponse:
+def _refuse(request: ElectLeadersRequest, context: RequestContext) -> ElectLeadersResponse:
     """Refuse the whole request, and each partition that it names. Source: ElectLeadersRequest."""
     code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     return ElectLeadersResponse(
-        error_code=code,
+        error_code=code if context.api_version >= REQUEST_ERROR_SINCE else ErrorCode.NONE,
         replica_election_results=tuple(
             ReplicaElectionResult(
                 topic=topic.topic,

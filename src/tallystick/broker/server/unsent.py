@@ -1,0 +1,114 @@
+"""Answers that are handed to the transports and that the peers have not taken yet [SRV-2].
+
+A Fetch is answered with less while there is much of it (`visibility.limit_response_bytes`), and a large
+request waits for room. Both rely on peers that read: above `queued.max.response.bytes` the connections that
+do not are closed, the one with the most unsent bytes first.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from tallystick.kernel.limits import KIB
+
+# A peer that took less than this in the time of patience does not read.
+TAKEN_BYTES_MIN: Final = 64 * KIB
+
+
+class UnsentConnection(Protocol):
+    """A connection, as far as its unsent bytes are concerned."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the transport holds for the peer."""
+        ...
+
+    def close(self, why: str) -> None:
+        """Log and close at once; unsent answers are lost."""
+        ...
+
+
+class UnsentAnswers:
+    """The unsent bytes of all connections. Lives on the loop; owned by the server."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        bytes_max: Callable[[], int],
+        patience_s: float,
+        on_room: Callable[[], None],
+    ) -> None:
+        """Create an account of nothing.
+
+        Args:
+            patience_s: a peer that takes too little for so long does not read.
+            on_room: called while many bytes are unsent, and when they no longer are.
+        """
+        self._loop = loop
+        self._bytes_max = bytes_max
+        self._patience_s = patience_s
+        self._on_room = on_room
+        # Connections that may have unsent bytes; `total` drops those that have none.
+        self._senders: set[UnsentConnection] = set()
+        # While many bytes are unsent: how many a connection had when it last took enough, and when that was.
+        self._progress: dict[UnsentConnection, tuple[int, float]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, connection: UnsentConnection) -> None:
+        """Note that a connection handed bytes to its transport."""
+        self._senders.add(connection)
+
+    def discard(self, connection: UnsentConnection) -> None:
+        """Forget a connection that is lost."""
+        self._senders.discard(connection)
+        self._progress.pop(connection, None)
+
+    def stop(self) -> None:
+        """Check nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def total(self) -> int:
+        """Bytes that peers have not taken yet. Cost: linear in connections that sent since the last call."""
+        total = 0
+        for connection in tuple(self._senders):
+            size = connection.unsent_bytes
+            total += size
+            if not size:
+                self._senders.discard(connection)
+        return total
+
+    def check(self) -> None:
+        """Close who does not read while there is too much; look again soon while there is much.
+
+        Order: called when a peer begins to be slow. Cost: as `total`.
+        """
+        total, bytes_max, now_s = self.total, self._bytes_max(), self._loop.time()
+        if 2 * total <= bytes_max:
+            self._progress.clear()
+            return
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._patience_s / 3, self._check_again)
+        sizes = sorted(((c.unsent_bytes, c) for c in self._senders), key=lambda each: each[0], reverse=True)
+        for size, connection in sizes:
+            stuck_s = self._measure(connection, size, now_s)
+            if total > bytes_max and stuck_s >= self._patience_s:
+                connection.close(
+                    f"memory for answers is short, and of {size} bytes its client took too few in"
+                    f" {stuck_s:.0f} s"
+                )
+                total -= size
+
+    def _measure(self, connection: UnsentConnection, size: int, now_s: float) -> float:
+        """Return for how long a connection has taken too little."""
+        since_bytes, since_s = self._progress.get(connection, (0, now_s))
+        if connection not in self._progress or size + TAKEN_BYTES_MIN <= since_bytes:
+            since_bytes, since_s = size, now_s
+        self._progress[connection] = max(since_bytes, size), since_s
+        return now_s - since_s
+
+    def _check_again(self) -> None:
+        self._timer = None
+        self.check()
+        self._on_room()

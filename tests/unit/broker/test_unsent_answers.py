@@ -1,0 +1,101 @@
+"""Answers that are not read: counted over all connections, and who does not read is closed [SRV-2]."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tallystick.broker.server.unsent import TAKEN_BYTES_MIN, UnsentAnswers
+
+BOUND, PATIENCE_S = 1_000_000, 3.0
+
+
+class Peer:
+    def __init__(self, unsent_bytes: int) -> None:
+        self.unsent_bytes = unsent_bytes
+        self.why = ""
+
+    def close(self, why: str) -> None:
+        self.unsent_bytes, self.why = 0, why
+
+
+class World:
+    """A loop whose time passes when it is told to."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.now_s = 0.0
+        self.timers: list[Callable[[], None]] = []
+        self.rooms = 0
+        loop: Any = self
+        self.unsent = UnsentAnswers(loop, lambda: BOUND, PATIENCE_S, self.note_room)
+        self.peers = [Peer(size) for size in sizes]
+        for peer in self.peers:
+            self.unsent.add(peer)
+
+    def note_room(self) -> None:
+        self.rooms += 1
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.timers.append(call)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        timers, self.timers = self.timers, []
+        for call in timers:
+            call()
+
+    @property
+    def closed(self) -> list[int]:
+        return [index for index, peer in enumerate(self.peers) if peer.why]
+
+
+def test_above_the_bound_the_largest_that_does_not_read_is_closed_and_no_more_than_needed() -> None:
+    world = World(300_000, 500_000, 400_000)
+    world.unsent.check()
+    assert world.closed == []
+    world.pass_time(PATIENCE_S)
+    assert world.closed == [1]
+    assert "of 500000 bytes" in world.peers[1].why
+    assert world.unsent.total == 700_000
+
+
+def test_who_reads_slowly_is_spared() -> None:
+    world = World(600_000, 500_000)
+    world.unsent.check()
+    world.peers[0].unsent_bytes -= TAKEN_BYTES_MIN
+    world.pass_time(PATIENCE_S)
+    assert world.closed == [1]
+
+
+def test_below_the_bound_nobody_is_closed_however_long_it_takes() -> None:
+    world = World(500_000, 500_000)
+    world.unsent.check()
+    for _ in range(10):
+        world.pass_time(PATIENCE_S)
+    assert world.closed == []
+    assert world.rooms == 10
+
+
+def test_an_old_answer_that_was_read_is_not_held_against_the_next_one() -> None:
+    world = World(600_000)
+    world.unsent.check()
+    world.peers[0].unsent_bytes = 0
+    world.pass_time(PATIENCE_S)
+    assert world.timers == []
+    world.peers[0].unsent_bytes = BOUND + 1
+    world.unsent.add(world.peers[0])
+    world.pass_time(10 * PATIENCE_S)
+    world.unsent.check()
+    assert world.closed == []
+    world.pass_time(PATIENCE_S)
+    assert world.closed == [0]
+
+
+def test_a_lost_connection_is_forgotten() -> None:
+    world = World(BOUND, 600_000)
+    world.unsent.check()
+    world.unsent.discard(world.peers[0])
+    assert world.unsent.total == 600_000
+    world.pass_time(PATIENCE_S)
+    assert world.closed == []
