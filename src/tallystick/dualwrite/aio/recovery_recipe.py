@@ -47,6 +47,7 @@ _CONTRADICTION_ERRORS: Final[
     Finding.FORCED: lambda row, _: conclusions.torn_error(row),
     Finding.OVERRULED: conclusions.overruled_error,
     Finding.BEHIND: conclusions.database_behind_error,
+    Finding.UNKNOWN_HERE: conclusions.unknown_here_error,
 }
 _SETTLED_FIRST: Final = frozenset({Finding.FINISHED, Finding.STALE, *_CONTRADICTION_ERRORS})
 
@@ -157,6 +158,8 @@ class AsyncRecovery(Generic[D]):
         verdict = VERDICTS[finding, mode]
         if verdict is Verdict.HALT:
             raise Halted(f"{branch.id}: {finding.value}, and mode {mode.value} rests on what it shows")
+        if producer.in_doubt and not (row.state or row.known or accept_torn):  # it was not described
+            raise conclusions.unknown_here_error(row, None)
         if token and producer.in_doubt and producer.in_doubt != token:
             # Its former writer has finished the named one since the description, and begun another. The abort
             # would hide that [DW-13].
@@ -167,6 +170,7 @@ class AsyncRecovery(Generic[D]):
         except DecisionExpired as exc:
             raise conclusions.torn_error(row) from exc
         await self._database.record_settled(branch, settled=True)
+        await self._database.record_known(branch)
         branch.last_finished = branch.require_row().state
         return conclusions.report_line(row, half, finding, verdict, conclusions.ACTION_DONE[completion])
 

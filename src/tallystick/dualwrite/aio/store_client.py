@@ -53,10 +53,22 @@ class AsyncStoreClient(Generic[D]):
         row = branch.require_row()
         if not row.state or row.settled or (row.completing and not settled):
             return
-        settled_row = replace(row, settled=settled, completing=row.completing or not settled)
+        await self._record(branch, replace(row, settled=settled, completing=row.completing or not settled))
+
+    async def record_known(self, branch: ClusterBranch[Producer]) -> None:
+        """Record in a row without a transaction that a recovery has ended: once in the life of an id.
+
+        Nothing is open under the id then, so that a later transaction is not that of another database.
+        """
+        row = branch.require_row()
+        if not row.state and not row.known:
+            await self._record(branch, replace(row, known=True))
+
+    async def _record(self, branch: ClusterBranch[Producer], new_row: StoredState) -> None:
+        row = branch.require_row()
         try:
             txn = await self._steps.run("begin settling", branch.id, self._open, self._begin_briefly)
-            await self._steps.run("settle", branch.id, txn.record, settled_row, row)
+            await self._steps.run("settle", branch.id, txn.record, new_row, row)
             await self._steps.run("commit settled", branch.id, txn.commit)
             self.transaction = None
         except BaseException as exc:
@@ -64,7 +76,7 @@ class AsyncStoreClient(Generic[D]):
             if isinstance(exc, NotCommitted):
                 raise exc.cause from exc
             raise
-        branch.row = settled_row
+        branch.row = new_row
 
     async def begin(self) -> D:
         """Begin the transaction for the user's rows."""

@@ -92,6 +92,17 @@ def database_behind_error(row: StoredState, txn_state: TxnDescription | None) ->
     )
 
 
+def unknown_here_error(row: StoredState, txn_state: TxnDescription | None) -> DatabaseBehind:
+    """Build the error for an open transaction of an id that this database has never had."""
+    shows = "it open" if txn_state is None else f"{txn_state.state} {txn_state.identity}"
+    return DatabaseBehind(
+        f"{row.transactional_id}: the cluster shows {shows}, and this database has never had the id: is it the "
+        "right one? Another database may have committed what is open, and recovers it with its own rows; "
+        "nothing was ended in Kafka. Give this writer the database that the id belongs to, or an id of its "
+        "own. Where no other database has written under the id, recover(accept_torn=True) aborts what is open"
+    )
+
+
 def may_be_fenced(cause: BaseException) -> bool:
     """Return whether another writer may own the id by now, so that later transactions would fail too.
 
