@@ -39,6 +39,7 @@ from tallystick.kernel.check import require
 from tallystick.kernel.errors import InDoubt
 
 D = TypeVar("D", bound=StoreTransaction)
+E = TypeVar("E", bound=Exception)
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -106,14 +107,14 @@ class Recovery(Generic[D]):
             except (Torn, DatabaseBehind) as exc:  # finish the other clusters first
                 differ.append(exc)
         if differ:
-            raise type(differ[0])("; ".join(map(str, differ)))
+            raise conclusions.combine_contradictions(differ)
         return Report(tuple(ids))
 
     def look(self) -> Report:
         """Report what recovery would find, without claim, InitProducerId or any change. May be outdated."""
         ids = []
         for branch in self._branches:
-            row = self._database.read(branch)
+            row = self._database.read(branch.id)
             half = self._clusters.describe(branch)
             finding = compare_halves(row, half)
             verdict = VERDICTS[finding, branch.strongest_mode]
@@ -141,7 +142,12 @@ class Recovery(Generic[D]):
             if not accept_torn:
                 # A writer that claimed the row meanwhile may have committed what seems to be too much.
                 self._database.check_owner(branch)
-                raise _CONTRADICTION_ERRORS[finding](row, half.txn_state)
+                raise self._name_keys(row, _CONTRADICTION_ERRORS[finding](row, half.txn_state))
+            _log.warning(
+                "%s: accepted: %s",
+                branch.id,
+                self._name_keys(row, _CONTRADICTION_ERRORS[finding](row, half.txn_state)),
+            )
             token = NOTHING
         if finding in _SETTLED_FIRST or not token:
             self._database.record_settled(branch, settled=True)  # before InitProducerId erases the proof
@@ -166,11 +172,17 @@ class Recovery(Generic[D]):
             # KIP-939: completeTransaction commits if `token` names the transaction in doubt, else aborts.
             completion = self._steps.run("complete", branch.id, producer.complete_transaction, token)
         except DecisionExpired as exc:
-            raise conclusions.torn_error(row) from exc
+            raise self._name_keys(row, conclusions.torn_error(row)) from exc
         self._database.record_settled(branch, settled=True)
         self._database.record_known(branch)
         branch.last_finished = branch.require_row().state
         return conclusions.report_line(row, half, finding, verdict, conclusions.ACTION_DONE[completion])
+
+    def _name_keys(self, row: StoredState, error: E) -> E | Torn:
+        """Return the error with the idempotency keys that it is about, if it is Torn."""
+        if not isinstance(error, Torn):
+            return error
+        return conclusions.add_keys(error, self._database.find_keys(row))
 
     def drop_producers(self) -> None:
         """Close the current producers; transactions prepared or in doubt stay as they are [CLI-62]."""

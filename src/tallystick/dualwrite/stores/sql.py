@@ -4,7 +4,7 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Concatenate, Final, ParamSpec, cast
 
@@ -23,7 +23,7 @@ from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.stores import lease_table, sql_one_message, sql_table
-from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
+from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row, select_keys
 from tallystick.dualwrite.stores.commit_message import CommitMessage
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
@@ -424,6 +424,11 @@ class SqlStore:
         with self._engine.connect() as connection:
             rows = connection.execute(self.tables.read_offsets(group)).mappings()
             return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], rows))
+
+    def find_idempotency_keys(self, row: StoredState) -> Sequence[IdempotencyKey]:
+        with self._engine.connect() as connection:
+            stored = connection.execute(self.keys.find(row))
+            return select_keys(row, cast(Sequence[Sequence[Any]], stored.all()))
 
     def forget_idempotency_keys(self, older_than_ms: int) -> int:
         """Delete the keys that were inserted before that many milliseconds ago, by the database's clock.

@@ -9,7 +9,7 @@ Source: SQLAlchemy 2, "Asynchronous I/O (asyncio)".
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, Final, ParamSpec, cast
 
@@ -29,7 +29,7 @@ from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.stores import lease_table, sql_one_message, sql_table
-from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
+from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row, select_keys
 from tallystick.dualwrite.stores.commit_message_async import AsyncCommitMessage
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
@@ -430,6 +430,11 @@ class AsyncSqlStore:
         async with self._engine.connect() as connection:
             rows = (await connection.execute(self.tables.read_offsets(group))).mappings()
             return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], rows))
+
+    async def find_idempotency_keys(self, row: StoredState) -> Sequence[IdempotencyKey]:
+        async with self._engine.connect() as connection:
+            stored = await connection.execute(self.keys.find(row))
+            return select_keys(row, cast(Sequence[Sequence[Any]], stored.all()))
 
     async def forget_idempotency_keys(self, older_than_ms: int) -> int:
         """Delete the keys that were inserted before that many milliseconds ago, by the database's clock.
