@@ -21,6 +21,7 @@ from tallystick.cli.tables import Row
 from tallystick.client.errors import UnknownTopic
 from tallystick.dualwrite.errors import BadStore
 from tallystick.dualwrite.resolve import (
+    CONTRADICTIONS,
     ExpiredIds,
     ResolvedId,
     describe_error,
@@ -177,12 +178,12 @@ def _resolve_shown(
     finished = {name: each for name, each in found.items() if is_to_finish(each, is_named=name in ids)}
     if finished:
         confirm(_ask(finished.values(), len(shown) - len(finished)), yes=yes)
+    again = [name for name, each in found.items() if name in finished or each.verdict in CONTRADICTIONS]
+    if again:
         _pause_until(shown_ms + STILL_MS)
     results = {each.transactional_id: each for each in shown}
-    for name, each in found.items():
-        if name not in finished:
-            results[name] = leave_alone(each)
-    resolved = resolve(store, config, finished, dry_run=False, shown=found) if finished else ()
+    results |= {name: leave_alone(each) for name, each in found.items() if name not in again}
+    resolved = resolve(store, config, again, dry_run=False, shown=found) if again else ()
     results |= {each.transactional_id: each for each in resolved}
     return list(results.values())
 

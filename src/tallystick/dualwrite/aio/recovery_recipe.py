@@ -50,6 +50,8 @@ _CONTRADICTION_ERRORS: Final[
     Finding.BEHIND: conclusions.database_behind_error,
     Finding.UNKNOWN_HERE: conclusions.unknown_here_error,
 }
+LOOKS_MAX: Final = 10
+"""How often a look is repeated while a writer commits."""
 _SETTLED_FIRST: Final = frozenset({Finding.FINISHED, Finding.STALE, *_CONTRADICTION_ERRORS})
 
 
@@ -114,13 +116,27 @@ class AsyncRecovery(Generic[D]):
         """Report what recovery would find, without claim, InitProducerId or any change. May be outdated."""
         ids = []
         for branch in self._branches:
-            row = await self._database.read(branch.id)
-            half = await self._clusters.describe(branch)
+            row, half = await self._read_both(branch)
             finding = compare_halves(row, half)
             verdict = VERDICTS[finding, branch.strongest_mode]
             action = f"would {conclusions.ACTION_PLANNED[verdict]}"
             ids.append(conclusions.report_line(row, half, finding, verdict, action))
         return Report(tuple(ids))
+
+    async def _read_both(self, branch: ClusterBranch[Producer]) -> tuple[StoredState, ClusterHalf]:
+        """Read both halves at one moment: the row is the same before and after the cluster was asked.
+
+        Otherwise a writer that works between the two looks like a database that lacks a commit.
+        """
+        before = await self._database.read(branch.id)
+        half = await self._clusters.describe(branch)
+        row = await self._database.read(branch.id)
+        for _ in range(LOOKS_MAX):
+            if row == before:
+                break
+            half = await self._clusters.describe(branch)
+            before, row = row, await self._database.read(branch.id)
+        return row, half
 
     async def _finish_traced(
         self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_torn: bool
