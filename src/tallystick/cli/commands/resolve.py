@@ -113,8 +113,7 @@ def resolve_command(
     Both halves are shown first. Only what is to be committed or aborted is taken over; other writers go on.
     """
     at: ClusterTarget = context.obj
-    settings = select_role_settings("producer", at.config)
-    config = add_modes(settings, mode or (), prepares=prefix is not None)
+    config = add_modes(select_role_settings("producer", at.config), mode or (), prefix is not None)
     if prefix is not None:
         if transactional_id or schema or allowed or only_expired:
             raise BadConfig(
@@ -124,23 +123,22 @@ def resolve_command(
         find_status = _load_query_resolver(store, decisions, storage_option or ())
         if decisions is not None:
             _check_topic(at, decisions)
-        # The modes decide which ids use two-phase commit.
-        client = {name: str(value) for name, value in config.items() if name not in _PER_ID_SETTINGS}
-        find = partial(find_status, prefix, client, retire=retire)
+        find = partial(find_status, prefix, _select_client_settings(config), retire=retire)
         raise typer.Exit(_resolve_query(at, prefix, find, retire=retire, dry_run=dry_run, yes=yes))
     if store is None or retire or decisions is not None or storage_option:
         raise BadConfig(
             "give --store URL or --prefix PREFIX; --retire, --decisions and --storage-option need --prefix"
         )
     with _open_store(store, schema, allowed or ()) as opened:
+        ids = transactional_id or ()
         if only_expired:
-            results = _resolve_expired(opened, config, transactional_id or (), dry_run=dry_run, yes=yes)
+            results = _resolve_expired(opened, config, ids, dry_run=dry_run, yes=yes)
         else:
-            results = _look_at_all(opened, config, transactional_id or ())
+            results = list(resolve(opened, config, ids or _list_ids(opened), dry_run=True))
+            if not (dry_run or yes):
+                at.print_rows(_COLUMNS, [_format_row(each) for each in results])
             if not dry_run:
-                if not yes:
-                    at.print_rows(_COLUMNS, [_format_row(each) for each in results])
-                results = _resolve_shown(opened, config, results, transactional_id or (), yes=yes)
+                results = _resolve_shown(opened, config, results, ids, yes=yes)
     at.print_rows(_COLUMNS, [_format_row(each) for each in results])
     raise typer.Exit(_choose_exit_code(results, dry_run=dry_run))
 
@@ -158,10 +156,6 @@ def _open_store(url: str, schema: str | None, allowed: Collection[str]) -> Itera
         except (BadConfig, BadStore) as exc:
             raise type(exc)(f"--store: {exc}") from exc
         yield opened
-
-
-def _look_at_all(store: Store[Any], config: Mapping[str, object], ids: Sequence[str]) -> list[ResolvedId]:
-    return list(resolve(store, config, ids or _list_ids(store), dry_run=True))
 
 
 def _resolve_shown(
@@ -270,6 +264,11 @@ def _resolve_query(
         return print_error(text, ExitCode.HANGING)
     _print_query(at, prefix, find_status(dry_run=False), retire=retire, dry_run=False)
     return ExitCode.DONE
+
+
+def _select_client_settings(config: Mapping[str, object]) -> dict[str, str]:
+    """Return the settings of a query's clients; its modes decide which ids use two-phase commit."""
+    return {name: str(value) for name, value in config.items() if name not in _PER_ID_SETTINGS}
 
 
 def _pause_until(end_ms: int) -> None:
