@@ -159,8 +159,8 @@ def split_offset_fetch_response(
             at = TopicPartition(topic.name, partition.partition_index)
             offset, epoch = partition.committed_offset, partition.committed_leader_epoch
             if partition.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
-                held = f"{at}: {HELD_OFFSET_TEXT}"
-                errors[at] = build_broker_error("OffsetFetch", group_id, partition.error_code, held)
+                text = f"{at}: {HELD_OFFSET_TEXT}"
+                errors[at] = build_broker_error("OffsetFetch", group_id, partition.error_code, text)
             elif partition.error_code:
                 errors[at] = build_broker_error("OffsetFetch", group_id, partition.error_code, str(at))
             elif offset < 0:

@@ -105,7 +105,7 @@ def resolve(
     ids: Iterable[str] = (),
     *,
     dry_run: bool,
-    shown: Mapping[str, RecoveredId] | None = None,
+    expectations: Mapping[str, RecoveredId] | None = None,
 ) -> Iterator[ResolvedId]:
     """Finish each id that has something to finish, with a writer of its own. Failures do not stop the rest.
 
@@ -119,7 +119,7 @@ def resolve(
         ids: ids to finish; every id of the store if empty. What the cluster does not show is finished only
             if it is named here.
         dry_run: read both halves and change neither.
-        shown: what a dry run has found. An id of which anything else is true by now is left alone.
+        expectations: what a dry run has found. An id of which anything else is true by now is left alone.
     """
     named = tuple(ids)
     for each in named or list(store.transactional_ids()):
@@ -131,14 +131,14 @@ def resolve(
                 )
                 continue
             with _create_writer(store, config, row) as writer:
-                (found,) = writer.look().ids
+                (line,) = writer.look().ids
                 if dry_run:
-                    yield ResolvedId(transactional_id=each, recovered=found)
-                elif shown is not None and found != shown[each]:
+                    yield ResolvedId(transactional_id=each, recovered=line)
+                elif expectations is not None and line != expectations[each]:
                     action = "left alone: it is not as it was shown any more: its writer is alive"
-                    yield ResolvedId(transactional_id=each, recovered=replace(found, action=action))
-                elif not is_to_finish(found, is_named=each in named):
-                    yield leave_alone(found)
+                    yield ResolvedId(transactional_id=each, recovered=replace(line, action=action))
+                elif not is_to_finish(line, is_named=each in named):
+                    yield leave_alone(line)
                 else:
                     (recovered,) = writer.recover().ids
                     yield ResolvedId(transactional_id=each, recovered=recovered)
@@ -154,25 +154,25 @@ CONTRADICTIONS: Final = {
 }
 
 
-def is_to_finish(found: RecoveredId, *, is_named: bool) -> bool:
+def is_to_finish(line: RecoveredId, *, is_named: bool) -> bool:
     """Return whether `resolve` claims an id of which this was found."""
-    return found.verdict in (Verdict.COMMIT, Verdict.ABORT) or (
-        is_named and found.verdict is Verdict.COMPARE and bool(found.state)
+    return line.verdict in (Verdict.COMMIT, Verdict.ABORT) or (
+        is_named and line.verdict is Verdict.COMPARE and bool(line.state)
     )
 
 
-def leave_alone(found: RecoveredId) -> ResolvedId:
+def leave_alone(line: RecoveredId) -> ResolvedId:
     """Return the result for an id that is not claimed."""
-    reason = CONTRADICTIONS.get(found.verdict or Verdict.NOTHING)
+    reason = CONTRADICTIONS.get(line.verdict or Verdict.NOTHING)
     text = reason or (
         "the cluster does not show it: name it to have it finished"
-        if found.verdict is Verdict.COMPARE
+        if line.verdict is Verdict.COMPARE
         else "nothing to do"
     )
     return ResolvedId(
-        transactional_id=found.transactional_id,
-        recovered=replace(found, action=f"left alone: {text}"),
-        failure="" if reason is None else f"{found.finding.value} [{found.finding.name}]: {reason}",
+        transactional_id=line.transactional_id,
+        recovered=replace(line, action=f"left alone: {text}"),
+        failure="" if reason is None else f"{line.finding.value} [{line.finding.name}]: {reason}",
         is_contradiction=reason is not None,
     )
 

@@ -161,23 +161,23 @@ def _open_store(url: str, schema: str | None, allowed: Collection[str]) -> Itera
 def _resolve_shown(
     store: Store[Any],
     config: Mapping[str, object],
-    shown: Sequence[ResolvedId],
+    looks: Sequence[ResolvedId],
     ids: Sequence[str],
     *,
     yes: bool,
 ) -> list[ResolvedId]:
     """Finish what was shown, once it is confirmed and still as it was shown after a pause."""
     shown_ms = SystemClock().monotonic_ms()
-    found = {each.transactional_id: each.recovered for each in shown if each.recovered is not None}
-    finished = {name: each for name, each in found.items() if is_to_finish(each, is_named=name in ids)}
+    lines = {each.transactional_id: each.recovered for each in looks if each.recovered is not None}
+    finished = {name: each for name, each in lines.items() if is_to_finish(each, is_named=name in ids)}
     if finished:
-        confirm(_ask(finished.values(), len(shown) - len(finished)), yes=yes)
-    again = [name for name, each in found.items() if name in finished or each.verdict in CONTRADICTIONS]
+        confirm(_ask(finished.values(), len(looks) - len(finished)), yes=yes)
+    again = [name for name, each in lines.items() if name in finished or each.verdict in CONTRADICTIONS]
     if again:
         _pause_until(shown_ms + STILL_MS)
-    results = {each.transactional_id: each for each in shown}
-    results |= {name: leave_alone(each) for name, each in found.items() if name not in again}
-    resolved = resolve(store, config, again, dry_run=False, shown=found) if again else ()
+    results = {each.transactional_id: each for each in looks}
+    results |= {name: leave_alone(each) for name, each in lines.items() if name not in again}
+    resolved = resolve(store, config, again, dry_run=False, expectations=lines) if again else ()
     results |= {each.transactional_id: each for each in resolved}
     return list(results.values())
 

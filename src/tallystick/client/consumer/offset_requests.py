@@ -64,15 +64,15 @@ class HeldOffsetWarning:
 
     def note(self, refusals: Iterable[BrokerRefused]) -> None:
         """Take the refusals of one answer. Offsets of a writer that works are held for a moment only."""
-        held = [each for each in refusals if each.code == ErrorCode.UNSTABLE_OFFSET_COMMIT]
-        if not held:
+        unstable = [each for each in refusals if each.code == ErrorCode.UNSTABLE_OFFSET_COMMIT]
+        if not unstable:
             self._held_ms = None
             return
         now_ms = self._now_ms()
         self._held_ms = now_ms if self._held_ms is None else self._held_ms
         if now_ms - self._held_ms >= HELD_MS and not self._is_logged:
             self._is_logged = True
-            _log.warning("group %r waits: %s", self._group_id, held[0].message)
+            _log.warning("group %r waits: %s", self._group_id, unstable[0].message)
 
 
 class CallDeadlines(Value):
