@@ -6,7 +6,7 @@ one waits for the end of that transaction.
 
 Beside the result, the row names the Kafka transactions of the work. Where a cluster ends a transaction by
 itself, the database may have committed what Kafka has aborted, and then the key must not answer for records
-that nobody will ever read: a call that finds the key compares both halves first [DW-28].
+that no one will ever read: a call that finds the key compares both halves first [DW-28].
 """
 
 import inspect
