@@ -65,6 +65,7 @@ TWINS: Final = (
         },
     ),
     Twin(source="dualwrite/aio/kafka_half.py", target="dualwrite/blocking/kafka_half.py"),
+    Twin(source="dualwrite/aio/key_check.py", target="dualwrite/blocking/key_check.py"),
     Twin(source="dualwrite/aio/leased_store.py", target="dualwrite/blocking/leased_store.py"),
     Twin(
         source="dualwrite/aio/leases.py",

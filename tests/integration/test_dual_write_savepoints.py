@@ -15,8 +15,7 @@ from sqlalchemy.pool import NullPool
 from tests.support.dual_world import MakeWorld, World, Writer, worlds
 from tests.support.raw_producer import committed_values
 
-from tallystick.client.errors import ClientError
-from tallystick.dualwrite import NotYours
+from tallystick.client.errors import AbortRequired, ClientError
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
@@ -63,7 +62,7 @@ def test_a_savepoint_whose_record_is_refused_keeps_no_rows(
     """[DW-2] Its error leaves the savepoint, and a caller that goes on commits what is around it at most."""
     world = sqlite_world(**{"max.request.size": 20_000})
     writer = ready(world)
-    with suppress(NotYours), writer.transaction() as txn:
+    with suppress(AbortRequired), writer.transaction() as txn:
         txn.connection.execute(insert(world, "outer"))
         txn.send(world.topic, b"outer")
         with pytest.raises((ClientError, TypeError)), txn.savepoint() as part:

@@ -44,11 +44,11 @@ RENEWAL = ["renew leases"]
 SETTLING = ["begin settling", "settle", "commit settled"]
 AGAIN = ["close producer", *RECOVERY[:3], *SETTLING, *RECOVERY[3:]]
 END = ["close producer", "close admin", "release lease"]
-LIFE = [*TAKING, *RECOVERY, *PAYMENT, *RENEWAL, *AGAIN, *END]
+LIFE = [*TAKING, *RECOVERY, *SETTLING, *PAYMENT, *RENEWAL, *AGAIN, *END]
 STARTED = [*PAYMENT[:-1], "start commit", *RENEWAL, "confirm commit"]
 LIVES: dict[Wait, list[str]] = {
     "committed": LIFE,
-    "decided": [*TAKING, *RECOVERY, *STARTED, *AGAIN, *END],
+    "decided": [*TAKING, *RECOVERY, *SETTLING, *STARTED, *AGAIN, *END],
 }
 # The holder has claimed the row and is about to initialise the id: nothing keeps it from that. The other pool
 # is fenced in Kafka once, and recovers the id by itself.

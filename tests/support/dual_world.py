@@ -14,7 +14,8 @@ from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt
 from tallystick.testing import EmbeddedBroker, eventually
 
-RECOVERY = ["claim", "describe cluster", "describe", "init", "check owner", "complete"]
+NOTING = ["begin settling", "settle", "commit settled"]
+RECOVERY = ["claim", "describe cluster", "describe", "init", "check owner", "complete", *NOTING]
 PAYMENT = ["begin database", "begin", "send", "prepare", "record", "commit database", "commit"]
 DECIDED_PAYMENT = [*PAYMENT[:-1], "start commit", "confirm commit"]
 _names = count()

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tallystick.client.errors import BrokerRefused, build_broker_error
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.protocol.messages.data.list_offsets import (
@@ -65,6 +66,13 @@ class OffsetAndTimestamp(Value):
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
 """Offsets to commit, as users give them: a number stands for an offset without metadata."""
+
+
+HELD_OFFSET_TEXT: Final = (
+    "an open transaction holds the group's offset, which is read when it ends; `tallystick transactions list "
+    "--state Ongoing` names the ids, and `describe` which has a partition of __consumer_offsets; if its "
+    "writer is gone, `transactions resolve` or `complete` ends it"
+)
 
 
 def normalize_offsets(offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -150,7 +158,10 @@ def split_offset_fetch_response(
         for partition in topic.partitions:
             at = TopicPartition(topic.name, partition.partition_index)
             offset, epoch = partition.committed_offset, partition.committed_leader_epoch
-            if partition.error_code:
+            if partition.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
+                text = f"{at}: {HELD_OFFSET_TEXT}"
+                errors[at] = build_broker_error("OffsetFetch", group_id, partition.error_code, text)
+            elif partition.error_code:
                 errors[at] = build_broker_error("OffsetFetch", group_id, partition.error_code, str(at))
             elif offset < 0:
                 offsets[at] = None

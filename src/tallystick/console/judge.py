@@ -121,8 +121,9 @@ class TransactionViews(Value, kw_only=True):
 _BROKEN_TEXTS: Final = {
     Verdict.TEAR: "Its records are missing. Send them again or take the rows back, then recover with "
     "accept_torn=True.",
-    Verdict.LACK: "The database lost a commit, or an older state of it was restored. Write the rows again, "
-    "then recover with accept_torn=True.",
+    Verdict.LACK: "The database lacks a commit: it lost one, an older state of it was restored, or it is not "
+    "the database of this id. Write the rows again, or give the service its database; then recover with "
+    "accept_torn=True.",
     Verdict.HALT: "Neither commit nor abort would be right. End nothing before it is clear which side lost "
     "something.",
 }

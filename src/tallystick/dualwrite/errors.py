@@ -196,7 +196,24 @@ class Torn(DualWriteError):
 
     The cause is transaction.timeout.ms, in a mode weaker than two-phase commit, or an operator. Send those
     records again, or delete the rows.
+
+    states            the Kafka transaction of each transactional id whose records are missing
+    is_of_this_block  the rows are those of the block, or of the keyed call, that raises this. Otherwise, as
+                      out of `recover()`, they are those of an earlier one
     """
+
+    def __init__(
+        self,
+        text: str,
+        states: Mapping[str, PreparedTxnState] | None = None,
+        *,
+        is_of_this_block: bool = False,
+    ) -> None:
+        super().__init__(text, states)
+        self.states, self.is_of_this_block = states or {}, is_of_this_block
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class NotVisible(DualWriteError):

@@ -41,6 +41,7 @@ NOTHING: Final = PreparedTxnState()
 _COMPLETING_FLAG: Final = 2
 _NOTES_FLAG: Final = 4
 _ALONE_FLAG: Final = 8
+_KNOWN_FLAG: Final = 16
 
 
 class StoredState(Value, kw_only=True):
@@ -53,6 +54,8 @@ class StoredState(Value, kw_only=True):
                          new epoch or producer id, and the commit that the cluster shows later is this one
     notes                the writer records that `state` is settled before it aborts a later transaction
     alone                recorded by a DualWriter of its own, not by one of a pool
+    known                a recovery has ended under this row: what is open later was begun with this database.
+                         Matters while `state` is empty; a row that a claim has just made does not have it
     former_producer_ids  producer ids that `state` named before, oldest first
     cluster_id           cluster of that transaction; None: nothing was recorded, or the cluster has no id
     transaction_version  transaction.version it was started with; below 2 one producer id and epoch names
@@ -68,6 +71,7 @@ class StoredState(Value, kw_only=True):
     completing: bool = False
     notes: bool = False
     alone: bool = False
+    known: bool = False
     former_producer_ids: tuple[int, ...] = ()
     cluster_id: str | None = None
     transaction_version: int | None = None
@@ -105,7 +109,8 @@ def to_columns(row: StoredState) -> dict[str, ColumnValue]:
         "settled": row.settled
         + _COMPLETING_FLAG * row.completing
         + _NOTES_FLAG * row.notes
-        + _ALONE_FLAG * row.alone,
+        + _ALONE_FLAG * row.alone
+        + _KNOWN_FLAG * row.known,
         "former_producer_ids": " ".join(map(str, row.former_producer_ids)),
         "cluster_id": row.cluster_id,
         "transaction_version": row.transaction_version,
@@ -132,6 +137,7 @@ def from_columns(columns: Mapping[str, object]) -> StoredState:
             completing=bool(_expect_int(columns["settled"]) & _COMPLETING_FLAG),
             notes=bool(_expect_int(columns["settled"]) & _NOTES_FLAG),
             alone=bool(_expect_int(columns["settled"]) & _ALONE_FLAG),
+            known=bool(_expect_int(columns["settled"]) & _KNOWN_FLAG),
             former_producer_ids=tuple(
                 int(each) for each in _expect_str(columns["former_producer_ids"]).split()
             ),

@@ -4,12 +4,14 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from tallystick.admin.txn.completion import find_modes
 from tallystick.dualwrite.blocking.leased_store import LeasedStore
 from tallystick.dualwrite.blocking.writer import DualWriter
 from tallystick.dualwrite.errors import Halted, Torn
+from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.pool_rules import describe_process
 from tallystick.dualwrite.rules.lease_rules import LeaseRow, LeaseState, LeaseTaking
-from tallystick.dualwrite.rules.recovery import RecoveredId
+from tallystick.dualwrite.rules.recovery import RecoveredId, Verdict
 from tallystick.dualwrite.stores.base import LeaseStore, Store
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value, replace
@@ -85,7 +87,10 @@ def resolve_expired(
             if not dry_run and not store.take_lease(taking):
                 continue
             view = LeasedStore(store, holder)
-            with DualWriter(view, {**config, "transactional.id": transactional_id}, pooled=True) as writer:
+            stored = view.read_state(transactional_id) or StoredState(
+                transactional_id=transactional_id, owner=""
+            )
+            with _create_writer(view, config, stored, pooled=True) as writer:
                 (recovered,) = (writer.look() if dry_run else writer.recover()).ids
             if not dry_run:
                 store.release_lease(transactional_id, holder)
@@ -95,27 +100,89 @@ def resolve_expired(
 
 
 def resolve(
-    store: Store[Any], config: Mapping[str, object], ids: Iterable[str] = (), *, dry_run: bool
+    store: Store[Any],
+    config: Mapping[str, object],
+    ids: Iterable[str] = (),
+    *,
+    dry_run: bool,
+    expectations: Mapping[str, RecoveredId] | None = None,
 ) -> Iterator[ResolvedId]:
-    """Recover each id with its own writer, which fences the current one. Failures do not stop the rest.
+    """Finish each id that has something to finish, with a writer of its own. Failures do not stop the rest.
+
+    Both halves are read first. Only an id whose open transaction is to be committed or aborted is claimed,
+    which fences its writer; every other one, of a writer that is well or of halves that contradict each
+    other, is left alone.
 
     Args:
-        config: producer settings without `transactional.id`.
-        ids: ids to recover; every id of the store if empty.
+        config: producer settings without `transactional.id`. Without modes, those that fit each transaction
+            are used.
+        ids: ids to finish; every id of the store if empty. What the cluster does not show is finished only
+            if it is named here.
         dry_run: read both halves and change neither.
+        expectations: what a dry run has found. An id of which anything else is true by now is left alone.
     """
-    for each in ids or list(store.transactional_ids()):
+    named = tuple(ids)
+    for each in named or list(store.transactional_ids()):
         try:
-            if store.read_state(each) is None:  # another store may hold the row that decides this id
+            row = store.read_state(each)
+            if row is None:  # another store may hold the row that decides this id
                 yield ResolvedId(
                     transactional_id=each, failure="the store has no row of it; nothing was done"
                 )
                 continue
-            with DualWriter(store, {**config, "transactional.id": each}) as writer:
-                (recovered,) = (writer.look() if dry_run else writer.recover()).ids
-                yield ResolvedId(transactional_id=each, recovered=recovered)
+            with _create_writer(store, config, row) as writer:
+                (line,) = writer.look().ids
+                if dry_run:
+                    yield ResolvedId(transactional_id=each, recovered=line)
+                elif expectations is not None and line != expectations[each]:
+                    action = "left alone: it is not as it was shown any more: its writer is alive"
+                    yield ResolvedId(transactional_id=each, recovered=replace(line, action=action))
+                elif not is_to_finish(line, is_named=each in named):
+                    yield leave_alone(line)
+                else:
+                    (recovered,) = writer.recover().ids
+                    yield ResolvedId(transactional_id=each, recovered=recovered)
         except Exception as exc:  # client and database driver errors have no common base class
             yield _describe_failure(each, exc)
+
+
+CONTRADICTIONS: Final = {
+    Verdict.TEAR: "send its records again or take its rows back, then recover(accept_torn=True)",
+    Verdict.LACK: "look whether this is its database; write the rows again or make up for the records, then "
+    "recover(accept_torn=True)",
+    Verdict.HALT: "end nothing before it is clear which side has lost something",
+}
+
+
+def is_to_finish(line: RecoveredId, *, is_named: bool) -> bool:
+    """Return whether `resolve` claims an id of which this was found."""
+    return line.verdict in (Verdict.COMMIT, Verdict.ABORT) or (
+        is_named and line.verdict is Verdict.COMPARE and bool(line.state)
+    )
+
+
+def leave_alone(line: RecoveredId) -> ResolvedId:
+    """Return the result for an id that is not claimed."""
+    reason = CONTRADICTIONS.get(line.verdict or Verdict.NOTHING)
+    text = reason or (
+        "the cluster does not show it: name it to have it finished"
+        if line.verdict is Verdict.COMPARE
+        else "nothing to do"
+    )
+    return ResolvedId(
+        transactional_id=line.transactional_id,
+        recovered=replace(line, action=f"left alone: {text}"),
+        failure="" if reason is None else f"{line.finding.value} [{line.finding.name}]: {reason}",
+        is_contradiction=reason is not None,
+    )
+
+
+def _create_writer(
+    store: Store[Any], config: Mapping[str, object], row: StoredState, *, pooled: bool = False
+) -> DualWriter[Any]:
+    """Create the writer of an id, in the modes that fit its row."""
+    settings = find_modes(config, never_expires=bool(row.state) and row.timeout_ms is None)
+    return DualWriter(store, {**settings, "transactional.id": row.transactional_id}, pooled=pooled)
 
 
 def _describe_failure(transactional_id: str, exc: Exception) -> ResolvedId:

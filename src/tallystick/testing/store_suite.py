@@ -329,6 +329,7 @@ def _fill_columns(row: StoredState) -> StoredState:
         row,
         state=PreparedTxnState(f"{INT64_MAX}:{INT16_MAX}"),
         settled=True,
+        known=True,
         former_producer_ids=tuple(INT64_MAX - each for each in range(32, 0, -1)),
         cluster_id="f1J-8vVYTsGCTSTy0PVvAg",
         transaction_version=2,

@@ -40,6 +40,7 @@ def row(
     notes: bool = True,
     former: tuple[int, ...] = (),
     cluster: str | None = HERE,
+    known: bool = True,
 ) -> StoredState:
     return StoredState(
         transactional_id="t",
@@ -47,6 +48,7 @@ def row(
         state=PreparedTxnState.of(name),
         settled=settled,
         notes=notes,
+        known=known,
         former_producer_ids=former,
         cluster_id=None if name is None else cluster,
         transaction_version=None if name is None else 2,
@@ -55,6 +57,7 @@ def row(
 
 def rows() -> Iterator[StoredState]:
     yield row(None)
+    yield row(None, known=False)
     for name, settled, former, cluster in product(PAIRS, (False, True), ((), (5,)), (HERE, ELSEWHERE, None)):
         if name.producer_id not in former:
             yield row(name, settled=settled, former=former, cluster=cluster)
@@ -107,7 +110,7 @@ def test_what_is_older_than_the_row_halts() -> None:
 
 def test_what_is_open_is_never_left_open() -> None:
     """A transaction in doubt is committed, aborted or halted at; it holds up every reader otherwise."""
-    ends = {Verdict.COMMIT, Verdict.ABORT, Verdict.HALT, Verdict.TEAR}
+    ends = {Verdict.COMMIT, Verdict.ABORT, Verdict.HALT, Verdict.TEAR, Verdict.LACK}
     for stored, held in COMBINATIONS:
         if held.open_transaction is not None:
             assert {VERDICTS[compare_halves(stored, held), mode] for mode in Mode} <= ends, (stored, held)
@@ -130,6 +133,11 @@ def test_verdicts_that_halt_for_what_is_stored_do_so_in_every_mode() -> None:
     [
         (row(None), None, Finding.IDLE),
         (row(None), ("Ongoing", 5, 0), Finding.UNDECIDED),
+        (row(None, known=False), None, Finding.IDLE),
+        (row(None, known=False), ("Empty", 5, 0), Finding.IDLE),
+        (row(None, known=False), ("CompleteAbort", 5, 0), Finding.IDLE),
+        (row(None, known=False), ("CompleteCommit", 5, 0), Finding.BEHIND),
+        (row(None, known=False), ("Ongoing", 5, 0), Finding.UNKNOWN_HERE),
         (row(pair(5, 1)), ("Ongoing", 5, 1), Finding.DECIDED),
         (row(pair(5, 1)), ("Ongoing", 5, 2), Finding.STALE),
         (row(pair(5, 1)), ("Ongoing", 9, 0), Finding.STALE),

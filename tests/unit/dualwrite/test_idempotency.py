@@ -1,23 +1,33 @@
 """Keys that databases keep as they are, results that JSON gives back, and the key of each call."""
 
 import math
+from collections import Counter, OrderedDict
 from decimal import Decimal
+from enum import Enum, IntEnum
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from tallystick.client.errors import NotSupported
-from tallystick.dualwrite import BadResult, IdempotencyKey
+from tallystick.client.transactions.modes import TxnDescription
+from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.dualwrite import BadResult, BadRow, IdempotencyKey
+from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.rules.idempotency import (
     KEY_BYTES_MAX,
     KeyOfCall,
+    KeyOutcome,
+    KeyResult,
     check_keys_supported,
-    decode_result,
     describe_call,
     encode_result,
     get_default_scope,
+    judge_key,
 )
+from tallystick.dualwrite.rules.recovery import ClusterHalf
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
+from tallystick.kernel.value import replace
 
 KEY = IdempotencyKey("pay", "order-7")
 
@@ -28,7 +38,69 @@ KEY = IdempotencyKey("pay", "order-7")
 def test_a_result_comes_back_as_it_was(result: Any) -> None:
     text = encode_result(KEY, result)
     assert text.isascii()
-    assert decode_result(text) == result
+    kept = KeyResult(KEY, text, {"größer-1": PreparedTxnState("5:1"), "b": PreparedTxnState("9:2")})
+    assert KeyResult.parse(KEY, kept.format()) == kept
+    assert kept.result == result
+    # A row of an earlier version has the result alone.
+    assert KeyResult.parse(KEY, text) == KeyResult(KEY, text, {})
+    assert KeyResult(KEY, text, {}).format() == text
+
+
+@pytest.mark.parametrize("states", ["x", "[]", "7", '{"a": 1}', '{"a": "x"}'])
+def test_transactions_that_cannot_be_read_are_not_none(states: str) -> None:
+    with pytest.raises(BadRow, match=r"order-7.*its transactions"):
+        KeyResult.parse(KEY, f"null\n{states}")
+
+
+NAMED = PreparedTxnState("5:1")
+
+
+@pytest.mark.parametrize(
+    ("row", "shown", "outcome"),
+    [
+        ({"settled": True}, None, KeyOutcome.COMMITTED),
+        ({"state": PreparedTxnState("5:2")}, None, KeyOutcome.COMMITTED),
+        ({}, None, None),
+        ({}, ("CompleteCommit", 2), KeyOutcome.COMMITTED),
+        ({}, ("PrepareCommit", 2), KeyOutcome.COMMITTED),
+        ({}, ("Ongoing", 2), KeyOutcome.COMMITTED),
+        ({}, ("Ongoing", 1), KeyOutcome.OPEN),
+        ({"timeout_ms": None}, ("Ongoing", 1), KeyOutcome.COMMITTED),
+        ({}, ("CompleteAbort", 2), KeyOutcome.ABORTED),
+        ({"timeout_ms": None}, ("CompleteAbort", 2), KeyOutcome.ABORTED),
+        ({"timeout_ms": None}, ("CompleteAbort", 3), KeyOutcome.ABORTED),
+        ({}, ("Empty", 2), KeyOutcome.UNKNOWN),
+        ({}, ("CompleteCommit", 3), KeyOutcome.UNKNOWN),
+        ({}, ("CompleteCommit", 1), KeyOutcome.UNKNOWN),
+    ],
+)
+def test_a_key_answers_for_what_is_committed_in_both_halves(
+    row: dict[str, Any], shown: tuple[str, int] | None, outcome: KeyOutcome | None
+) -> None:
+    """[DW-28]"""
+    named = {"state": NAMED, "notes": True, "transaction_version": 2, "timeout_ms": 3000}
+    stored = StoredState(**({"transactional_id": "t", "owner": "o"} | named | row))
+    half = None
+    if shown is not None:
+        identity = ProducerIdAndEpoch(ProducerId(5), ProducerEpoch(shown[1]))
+        half = ClusterHalf(txn_state=TxnDescription(state=shown[0], identity=identity))
+    assert judge_key(NAMED, stored, half) is outcome
+
+
+def test_a_key_of_what_the_cluster_does_not_show_is_not_known_where_it_may_have_timed_out() -> None:
+    """[DW-28]"""
+    unseen = ClusterHalf(txn_state=None, is_visible=False)
+    row = StoredState(transactional_id="t", owner="o", state=NAMED, timeout_ms=3000)
+    assert judge_key(NAMED, row, unseen) is KeyOutcome.UNKNOWN
+    assert judge_key(NAMED, replace(row, timeout_ms=None), unseen) is KeyOutcome.COMMITTED
+
+
+class Status(str, Enum):  # noqa: UP042 - what people have
+    PAID = "paid"
+
+
+class Number(IntEnum):
+    ONE = 1
 
 
 LOOP: list[object] = []
@@ -36,7 +108,18 @@ LOOP.append(LOOP)
 
 
 @pytest.mark.parametrize(
-    "result", [object(), b"bytes", Decimal(7), {1: "a"}, (1, 2), {"a": (1,)}, {7}, math.nan, math.inf, LOOP]
+    "result",
+    [
+        *(object(), b"bytes", Decimal(7), {1: "a"}, (1, 2), {"a": (1,)}, {7}, math.nan, math.inf, LOOP),
+        *(
+            Status.PAID,
+            [Status.PAID],
+            {"a": [Number.ONE]},
+            {Status.PAID: 1},
+            OrderedDict(a=1),
+            {"a": Counter()},
+        ),
+    ],
 )
 def test_a_result_that_would_come_back_as_another_is_refused(result: Any) -> None:
     with pytest.raises(BadResult, match=r"'order-7' of pay: the result, .*neither half is committed"):

@@ -33,6 +33,7 @@ from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import (
     ACTION_BY_FINDING,
     DescriptionTime,
+    Mode,
     TxnDecision,
     TxnDescription,
     TxnRecoveryAction,
@@ -127,22 +128,46 @@ def decide_outcome(
     return _OUTCOME_BY_VERDICT[ACTION_BY_FINDING[finding, TxnDecision.COMMIT, DescriptionTime.BEFORE]]
 
 
+MODE_SETTINGS: Final = frozenset({"tallystick.modes", "transaction.two.phase.commit.enable"})
+
+
+def find_modes(config: Mapping[str, object], *, never_expires: bool) -> Mapping[str, object]:
+    """Return a producer's settings with the modes that fit the transaction to end, unless they name some.
+
+    One that the cluster aborts by its timeout anyway loses nothing by a weaker mode, and the producer takes
+    the strongest that the cluster offers. One that never expires is ended under two-phase commit alone.
+
+    Args:
+        never_expires: it was begun under two-phase commit (KIP-939 "Client Configuration Changes").
+    """
+    if config.keys() & MODE_SETTINGS:
+        return config
+    modes = {} if never_expires else {"tallystick.modes": ",".join(each.value for each in Mode)}
+    return {**config, "transaction.two.phase.commit.enable": "true", **modes}
+
+
 def complete_by_plan(config: Mapping[str, object], decision: CompletionPlan) -> Completion:
     """Commit or abort the open transaction, as the state says; earlier producers of the id are fenced.
 
     Args:
-        config: of a producer, with the accepted modes.
+        config: of a producer. Without modes, those that fit the transaction are used.
 
     Returns: what was done; since the plan, the transaction may have been ended otherwise.
 
-    Raises: as `Producer.init_transactions` and `complete_transaction`.
+    Raises: as `Producer.init_transactions` and `complete_transaction`; NotSafe if another transaction is open
+        by now, which the state was not compared with. It is left open.
     """
     name = decision.description.transactional_id
+    planned = PreparedTxnState.of(decision.description.writer)
+    settings = find_modes(config, never_expires=decision.description.timeout_ms is None)
     audit_text = f"complete {name!r} producer {decision.description.writer} by state {str(decision.state)!r}"
     _audit.warning("%s: %s", audit_text, decision.outcome.name.lower())
     try:
-        with Producer({**config, "transactional.id": name}) as producer:
+        with Producer({**settings, "transactional.id": name}) as producer:
             producer.init_transactions(keep_prepared_txn=True)
+            if producer.in_doubt not in (PreparedTxnState(), planned):
+                producer.close(abort=False)
+                raise NotSafe(name, f"{producer.in_doubt} is open by now, and not {planned} any more")
             completion = producer.complete_transaction(decision.state)
     except TallystickError as exc:
         _audit.warning("%s: %s", audit_text, exc)

@@ -17,7 +17,6 @@ from tallystick.cli.cluster_command import (
     build_config,
     select_role_settings,
 )
-from tallystick.cli.settings import add_modes
 from tallystick.console.actions.config import ActionConfig
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.health import Limits
@@ -124,7 +123,7 @@ def configure_actions(
     """Return what actions need, from the settings of the command."""
     return ActionConfig(
         admin=config.client,
-        producer=add_modes(select_role_settings("producer", settings), (), prepares=True),
+        producer=select_role_settings("producer", settings),
         stores=config.stores,
         decision_topics=config.decision_topics,
         audit_log=audit_log,

@@ -20,6 +20,7 @@ from tallystick.cli.exits import ExitCode, print_error
 from tallystick.cli.settings import parse_partitions, parse_time_ms
 from tallystick.cli.tables import Row
 from tallystick.client.errors import ClientError
+from tallystick.client.offsets import HELD_OFFSET_TEXT
 from tallystick.kernel.ids import TopicPartition
 
 app = create_app("List, describe and delete groups, and move their offsets.")
@@ -65,9 +66,10 @@ def describe(context: typer.Context, group: Group) -> None:
     at: ClusterTarget = context.obj
     with at.open_admin() as admin:
         description = admin.describe_groups([group]).one(group)
-        committed = admin.list_group_offsets(group)
+        offsets = admin.describe_group_offsets([group]).one(group)
+        committed = offsets.committed
         readers = {partition: member for member in description.members for partition in member.partitions}
-        partitions = sorted({*committed, *readers})
+        partitions = sorted({*committed, *readers, *offsets.pending})
         ends = admin.list_offsets(dict.fromkeys(partitions, LATEST))
     rows: list[Row] = []
     for partition in partitions:
@@ -86,6 +88,8 @@ def describe(context: typer.Context, group: Group) -> None:
             }
         )
     at.print_rows(_DESCRIBE_COLUMNS, rows)
+    for partition in sorted(offsets.pending):
+        typer.echo(f"{group} {partition}: {HELD_OFFSET_TEXT}", err=True)
     raise typer.Exit(report_failures({str(partition): why for partition, why in ends.failures.items()}))
 
 

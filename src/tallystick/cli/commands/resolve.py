@@ -4,6 +4,7 @@ Decisions of writers are in their database (`--store`). Those of a Spark query (
 in the database of its tables or in a lake table (`--prefix` and `--store`).
 """
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -20,16 +21,20 @@ from tallystick.cli.tables import Row
 from tallystick.client.errors import UnknownTopic
 from tallystick.dualwrite.errors import BadStore
 from tallystick.dualwrite.resolve import (
+    CONTRADICTIONS,
     ExpiredIds,
     ResolvedId,
     describe_error,
     find_expired_ids,
+    is_to_finish,
+    leave_alone,
     resolve,
     resolve_expired,
 )
-from tallystick.dualwrite.rules.recovery import Verdict
+from tallystick.dualwrite.rules.recovery import RecoveredId, Verdict
 from tallystick.dualwrite.stores.base import LeaseStore, Store
 from tallystick.dualwrite.stores.by_url import OTHER_KINDS, open_store
+from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake.names import is_table_url
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
@@ -37,6 +42,9 @@ from tallystick.spark.options.option_table import DECISIONS_TOPIC
 if TYPE_CHECKING:
     from tallystick.spark.sink.recovery import PrefixStatus
 
+STILL_MS: Final = 3000
+"""What is open for so long after it was shown, unchanged, is not a transaction of a writer that works."""
+NAMED_MAX: Final = 10
 _COLUMNS: Final = ("TransactionalId", "Database", "InDoubt", "Finding", "Verdict", "Result")
 _QUERY_COLUMNS: Final = ("TransactionalId", "Found", "Result", "Offsets")
 _PER_ID_SETTINGS: Final = frozenset({"transactional.id", "transaction.two.phase.commit.enable"})
@@ -100,9 +108,12 @@ def resolve_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show both halves; change nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Finish what the writers of a database, or a Spark query, left open; live ones are fenced."""
+    """Finish what the writers of a database, or a Spark query, left open.
+
+    Both halves are shown first. Only what is to be committed or aborted is taken over; other writers go on.
+    """
     at: ClusterTarget = context.obj
-    config = add_modes(select_role_settings("producer", at.config), mode or (), prepares=True)
+    config = add_modes(select_role_settings("producer", at.config), mode or (), prefix is not None)
     if prefix is not None:
         if transactional_id or schema or allowed or only_expired:
             raise BadConfig(
@@ -112,16 +123,22 @@ def resolve_command(
         find_status = _load_query_resolver(store, decisions, storage_option or ())
         if decisions is not None:
             _check_topic(at, decisions)
-        if not dry_run:
-            confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
-        raise typer.Exit(_resolve_query(at, config, prefix, find_status, retire=retire, dry_run=dry_run))
+        find = partial(find_status, prefix, _select_client_settings(config), retire=retire)
+        raise typer.Exit(_resolve_query(at, prefix, find, retire=retire, dry_run=dry_run, yes=yes))
     if store is None or retire or decisions is not None or storage_option:
         raise BadConfig(
             "give --store URL or --prefix PREFIX; --retire, --decisions and --storage-option need --prefix"
         )
     with _open_store(store, schema, allowed or ()) as opened:
-        finish = _resolve_expired if only_expired else _resolve_all
-        results = finish(opened, config, transactional_id or (), dry_run=dry_run, yes=yes)
+        ids = transactional_id or ()
+        if only_expired:
+            results = _resolve_expired(opened, config, ids, dry_run=dry_run, yes=yes)
+        else:
+            results = list(resolve(opened, config, ids or _list_ids(opened), dry_run=True))
+            if not (dry_run or yes):
+                at.print_rows(_COLUMNS, [_format_row(each) for each in results])
+            if not dry_run:
+                results = _resolve_shown(opened, config, results, ids, yes=yes)
     at.print_rows(_COLUMNS, [_format_row(each) for each in results])
     raise typer.Exit(_choose_exit_code(results, dry_run=dry_run))
 
@@ -141,13 +158,43 @@ def _open_store(url: str, schema: str | None, allowed: Collection[str]) -> Itera
         yield opened
 
 
-def _resolve_all(
-    store: Store[Any], config: Mapping[str, object], ids: Sequence[str], *, dry_run: bool, yes: bool
+def _resolve_shown(
+    store: Store[Any],
+    config: Mapping[str, object],
+    looks: Sequence[ResolvedId],
+    ids: Sequence[str],
+    *,
+    yes: bool,
 ) -> list[ResolvedId]:
-    ids = ids or _list_ids(store)
-    if not dry_run and ids:
-        confirm(f"Finish {', '.join(ids)}, and fence the writers that are alive?", yes=yes)
-    return list(resolve(store, config, ids, dry_run=dry_run))
+    """Finish what was shown, once it is confirmed and still as it was shown after a pause."""
+    shown_ms = SystemClock().monotonic_ms()
+    lines = {each.transactional_id: each.recovered for each in looks if each.recovered is not None}
+    finished = {name: each for name, each in lines.items() if is_to_finish(each, is_named=name in ids)}
+    if finished:
+        confirm(_ask(finished.values(), len(looks) - len(finished)), yes=yes)
+    again = [name for name, each in lines.items() if name in finished or each.verdict in CONTRADICTIONS]
+    if again:
+        _pause_until(shown_ms + STILL_MS)
+    results = {each.transactional_id: each for each in looks}
+    results |= {name: leave_alone(each) for name, each in lines.items() if name not in again}
+    resolved = resolve(store, config, again, dry_run=False, expectations=lines) if again else ()
+    results |= {each.transactional_id: each for each in resolved}
+    return list(results.values())
+
+
+def _ask(finished: Collection[RecoveredId], left_count: int) -> str:
+    """Return the question: what becomes of how many ids, and of which."""
+    actions = {Verdict.COMMIT: "commit", Verdict.ABORT: "abort", Verdict.COMPARE: "commit or abort"}
+    parts = []
+    for verdict, action in actions.items():
+        names = [each.transactional_id for each in finished if each.verdict is verdict]
+        if names:
+            more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+            parts.append(f"{action} {len(names)} ({', '.join(names[:NAMED_MAX])}{more})")
+    if left_count:
+        parts.append(f"leave {left_count} alone")
+    text = ", ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}?"
 
 
 def _resolve_expired(
@@ -190,16 +237,48 @@ def _find_expired_ids(store: LeaseStore[Any], ids: Sequence[str]) -> ExpiredIds:
 
 def _resolve_query(
     at: ClusterTarget,
-    config: Mapping[str, object],
     prefix: str,
     find_status: "Callable[..., PrefixStatus]",
     *,
     retire: bool,
     dry_run: bool,
+    yes: bool,
 ) -> ExitCode:
-    # The modes decide which ids use two-phase commit.
-    client = {name: str(value) for name, value in config.items() if name not in _PER_ID_SETTINGS}
-    status = find_status(prefix, client, dry_run=dry_run, retire=retire)
+    """Show what a query left, and finish it once it is confirmed and still as it was shown."""
+    shown_ms = SystemClock().monotonic_ms()
+    status = find_status(dry_run=True)
+    is_left = bool(status.outcomes or status.undecided_ids)
+    if dry_run or not (is_left or retire):
+        _print_query(at, prefix, status, retire=retire, dry_run=True)
+        return ExitCode.HANGING if is_left else ExitCode.DONE
+    if not yes:
+        _print_query(at, prefix, status, retire=retire, dry_run=True)
+    forgets = f", forget {prefix!r}" if retire else ""
+    confirm(
+        f"Commit {len(status.outcomes)}, abort {len(status.undecided_ids)}{forgets}, and fence the query?",
+        yes=yes,
+    )
+    _pause_until(shown_ms + STILL_MS)
+    if find_status(dry_run=True) != status:
+        text = f"{prefix}: it is not as it was shown any more: the query is alive. Nothing was done"
+        return print_error(text, ExitCode.HANGING)
+    _print_query(at, prefix, find_status(dry_run=False), retire=retire, dry_run=False)
+    return ExitCode.DONE
+
+
+def _select_client_settings(config: Mapping[str, object]) -> dict[str, str]:
+    """Return the settings of a query's clients; its modes decide which ids use two-phase commit."""
+    return {name: str(value) for name, value in config.items() if name not in _PER_ID_SETTINGS}
+
+
+def _pause_until(end_ms: int) -> None:
+    """Wait until the monotonic clock shows a time."""
+    time.sleep(max(0, end_ms - SystemClock().monotonic_ms()) / 1000)
+
+
+def _print_query(
+    at: ClusterTarget, prefix: str, status: "PrefixStatus", *, retire: bool, dry_run: bool
+) -> None:
     decision = status.decision
     first = {
         "TransactionalId": prefix,
@@ -216,7 +295,6 @@ def _resolve_query(
         _format_query_row(name, "in no decision", "aborted", dry_run=dry_run) for name in status.undecided_ids
     ]
     at.print_rows(_QUERY_COLUMNS, [first, *decided, *others])
-    return ExitCode.HANGING if dry_run and (decided or others) else ExitCode.DONE
 
 
 def _load_query_resolver(

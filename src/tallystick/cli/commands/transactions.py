@@ -327,7 +327,7 @@ def complete(
         result = decision.outcome.name.lower()
         if decision.outcome.sends_request:
             confirm(f"{decision.outcome.name.capitalize()} it?", yes=yes)
-            config = add_modes(select_role_settings("producer", at.config), mode or (), prepares=True)
+            config = add_modes(select_role_settings("producer", at.config), mode or (), prepares=False)
             result = completion.complete_by_plan(config, decision).value
     writer = decision.description.writer
     row: Row = {

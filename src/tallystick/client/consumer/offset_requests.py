@@ -7,11 +7,12 @@ Retries follow `client.retry`.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from tallystick.client.consumer.fetch_state import EARLIEST_MS, LATEST_MS
-from tallystick.client.errors import ClientError
+from tallystick.client.errors import BrokerRefused, ClientError
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import (
     OFFSET_COMMIT_VERSION_MAX,
@@ -27,11 +28,16 @@ from tallystick.client.offsets import (
     split_offset_fetch_response,
 )
 from tallystick.client.retry import Deadline
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.protocol.messages.data.list_offsets import ListOffsetsResponse
 from tallystick.protocol.messages.groups.offset_commit import OffsetCommitResponse
 from tallystick.protocol.messages.groups.offset_fetch import OffsetFetchResponse
+
+HELD_MS: Final = 2000
+"""How long offsets are held by a transaction before that is logged."""
+_log = logging.getLogger("tallystick.consumer")
 
 ISOLATION_LEVELS: Final = {"read_uncommitted": 0, "read_committed": 1}
 GROUP_LANE: Final = "group"
@@ -45,6 +51,28 @@ def _accept_all(_: TopicPartition) -> bool:
 def _is_retriable(failure: BaseException) -> bool:
     """Tell whether a retry may help. Sorts failures that no retry can help to the front."""
     return isinstance(failure, ClientError) and failure.remedy.repeats
+
+
+class HeldOffsetWarning:
+    """Logs once that a transaction holds a group's offsets, long before the call that waits times out."""
+
+    def __init__(self, group_id: GroupId, now_ms: Callable[[], int]) -> None:
+        self._group_id = group_id
+        self._now_ms = now_ms
+        self._held_ms: int | None = None
+        self._is_logged = False
+
+    def note(self, refusals: Iterable[BrokerRefused]) -> None:
+        """Take the refusals of one answer. Offsets of a writer that works are held for a moment only."""
+        unstable = [each for each in refusals if each.code == ErrorCode.UNSTABLE_OFFSET_COMMIT]
+        if not unstable:
+            self._held_ms = None
+            return
+        now_ms = self._now_ms()
+        self._held_ms = now_ms if self._held_ms is None else self._held_ms
+        if now_ms - self._held_ms >= HELD_MS and not self._is_logged:
+            self._is_logged = True
+            _log.warning("group %r waits: %s", self._group_id, unstable[0].message)
 
 
 class CallDeadlines(Value):
@@ -196,6 +224,7 @@ class GroupOffsetRequests:
         """
         asked_partitions = tuple(partitions)
         offsets: dict[TopicPartition, OffsetAndMetadata | None] = {}
+        warning = HeldOffsetWarning(self._group_id, self._cluster.now_ms)
 
         async def attempt() -> None:
             remainder = [at for at in asked_partitions if at not in offsets and is_wanted(at)]
@@ -209,6 +238,7 @@ class GroupOffsetRequests:
                 node, request, OffsetFetchResponse, max_version=OFFSET_FETCH_VERSION_MAX
             )
             fetched_offsets, errors = split_offset_fetch_response(answer, self._group_id)
+            warning.note(errors.values())
             answers = {at: fetched_offsets.get(at) for at in remainder if at not in errors}
             offsets.update(answers)
             if tell is not None:

@@ -83,7 +83,7 @@ def _resolve_row(config: ActionConfig, request: ResolveRow, plan: ActionPlan) ->
         (result,) = resolve(store, config.producer_settings, [request.transactional_id], dry_run=False)
     if result.error is not None:
         return classify_error(result.error, _hide_passwords(config, result.failure), plan)
-    if result.recovered is None:
+    if result.recovered is None or result.failure:
         return report_refusal(result.failure)
     return report_done(str(result.recovered))
 

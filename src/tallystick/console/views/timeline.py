@@ -115,9 +115,13 @@ _DATABASE_LABELS: Final = {
     Finding.UNPROVEN: "committed another",
     Finding.UNSEEN: "not compared",
     Finding.FOREIGN: "of another cluster",
+    Finding.UNKNOWN_HERE: "has never had the id",
 }
 _WRONG_FINDINGS: Final = frozenset(
-    {Finding.FORCED, Finding.OVERRULED, Finding.BEHIND, Finding.AHEAD, Finding.FOREIGN}
+    {
+        *(Finding.FORCED, Finding.OVERRULED, Finding.BEHIND),
+        *(Finding.AHEAD, Finding.FOREIGN, Finding.UNKNOWN_HERE),
+    }
 )
 # How the cluster ended what the finding is about, where nothing is open any more.
 _ENDED_IN_CLUSTER: Final = {

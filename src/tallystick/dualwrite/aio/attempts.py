@@ -18,9 +18,9 @@ from tallystick.dualwrite.rules.idempotency import (
     IdempotencyKey,
     KeyFound,
     KeyOfCall,
+    KeyResult,
     KeyRule,
     check_keys_supported,
-    decode_result,
     describe_call,
     encode_result,
     get_default_scope,
@@ -75,8 +75,8 @@ class AsyncAttempts(Generic[D, R]):
                 async with self._writer.transaction(wait_visible=wait_visible) as txn:
                     self._results.append(await self._run_work(txn))
             except KeyFound as exc:
-                result: R = exc.result  # type: ignore[assignment]
-                return result
+                await self._writer.check_key(exc.kept)
+                return exc.kept.result  # type: ignore[return-value]
             except Exception as exc:
                 next_step = await self._conclude(exc)
                 if next_step is NextStep.RETURN:
@@ -103,9 +103,9 @@ class AsyncAttempts(Generic[D, R]):
                 self._key_conflict_count += 1
             raise
         if stored is not None:
-            raise KeyFound(decode_result(stored))
+            raise KeyFound(KeyResult.parse(key, stored))
         result = await call_work_async(self._work, txn)
-        await txn.run_step("store result", database.store_result, key, encode_result(key, result))
+        txn.kept_result = key, encode_result(key, result)
         return result
 
     async def _conclude(self, failure: Exception) -> NextStep:
@@ -141,7 +141,11 @@ async def recover_after(writer: DualWriter[D], failure: Exception) -> None:
     """
     try:
         _log.info("%s", await writer.recover())
-    except (Torn, Halted):
+    except Torn as exc:
+        doubt = failure.states if isinstance(failure, WriteInDoubt) else {}
+        exc.is_of_this_block = any(doubt.get(name) == state for name, state in exc.states.items())
+        raise
+    except Halted:
         raise
     except Exception as exc:
         raise failure from exc

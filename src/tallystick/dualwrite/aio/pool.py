@@ -24,6 +24,7 @@ from tallystick.dualwrite.pool_rules import (
     take_free_async,
 )
 from tallystick.dualwrite.recipes import AsyncStepRunner, Wait, Watch
+from tallystick.dualwrite.rules.conclusions import name_earlier
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyRule
 from tallystick.dualwrite.rules.lease_rules import Lease
 from tallystick.dualwrite.rules.recovery import RecoveredId, Report
@@ -144,7 +145,8 @@ class WriterPool(Generic[D]):
         """Lend a writer to this caller alone, recovering it first if its last outcome is unknown.
 
         If that recovery fails, another free writer is tried, and the next caller tries the first one again.
-        Raises: NoFreeId after `wait_s`; NotRecovered; as DualWriter.recover if no other writer is free.
+        Raises: NoFreeId after `wait_s`. NotRecovered, caused by Torn or Halted if an earlier write has ended
+            so; as DualWriter.recover otherwise, if no other writer is free.
         """
         self._check_recovered()
         limit_s = self._wait_s if wait_s is None else wait_s
@@ -189,6 +191,9 @@ class WriterPool(Generic[D]):
                 if self._leases is not None:
                     self._leases.note_failure(writer, exc)
                 failure = exc
+                if isinstance(exc, Torn | Halted):
+                    failure = name_earlier(str(self._config["transactional.id"]), exc)
+                    failure.__cause__ = exc
             else:
                 return writer
 

@@ -13,7 +13,7 @@ The commit of the database is the single moment at which both are decided [DW-7]
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from tallystick.admin.aio import Admin
 from tallystick.client.aio.producer import Producer
@@ -22,12 +22,14 @@ from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.aio.cluster_views import AsyncClusterViews
 from tallystick.dualwrite.aio.kafka_half import AsyncKafkaHalf
+from tallystick.dualwrite.aio.key_check import AsyncKeyCheck
 from tallystick.dualwrite.aio.recovery_recipe import AsyncRecovery
 from tallystick.dualwrite.aio.store_client import AsyncStoreClient
 from tallystick.dualwrite.block_outcome import BlockOutcome
 from tallystick.dualwrite.branch import ClusterBranch
 from tallystick.dualwrite.errors import (
     DualWriteError,
+    Halted,
     NotCommitted,
     NotRecovered,
     Outcome,
@@ -38,7 +40,8 @@ from tallystick.dualwrite.errors import (
 from tallystick.dualwrite.forks import leak_reference
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recipes import AsyncStepRunner, Wait, check_wait
-from tallystick.dualwrite.rules.conclusions import describe_error, may_be_fenced
+from tallystick.dualwrite.rules.conclusions import describe_error, may_be_fenced, name_earlier
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyResult
 from tallystick.dualwrite.rules.recovery import Report
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 from tallystick.dualwrite.writer_life import WriterLife, WriterState
@@ -113,6 +116,14 @@ class AsyncDualWriteSession(Generic[D]):
         self._started_at_ms = self._began_ms = 0
         self._database = AsyncStoreClient(store, steps, self.life.ids_text)
         self._clusters = AsyncClusterViews(factories.create_admin, factories.pause, factories.clock, steps)
+        self._keys = AsyncKeyCheck(
+            self._branches_by_id,
+            database=self._database,
+            clusters=self._clusters,
+            pause=factories.pause,
+            clock=factories.clock,
+            steps=steps,
+        )
         self._recovery = AsyncRecovery(
             self._branches_by_id,
             database=self._database,
@@ -166,6 +177,9 @@ class AsyncDualWriteSession(Generic[D]):
         self.outcome.start_block()
         try:
             await self._renew_producers()
+        except (Torn, Halted) as exc:
+            self.life.state = WriterState.UNSETTLED
+            raise name_earlier(self.life.ids_text, exc) from exc
         except BaseException:
             self.life.state = WriterState.UNSETTLED
             raise
@@ -202,7 +216,8 @@ class AsyncDualWriteSession(Generic[D]):
 
         Where it failed, the transaction is left open, and `_renew_producers` finishes it as a recovery does.
         Its doubt is not raised: it is not that of the block that begins.
-        Raises: Torn. NotRecovered in mode `resume`, where only recover() may look for another writer.
+        Raises: NotRecovered if it is torn, or in mode `resume`, where only recover() may look for another
+            writer.
         """
         try:
             await self._kafka.wait()
@@ -211,9 +226,9 @@ class AsyncDualWriteSession(Generic[D]):
             if any(branch.producer.mode is Mode.RESUME for branch in self._branches_by_id):
                 self.life.state = WriterState.UNSETTLED
                 raise NotRecovered(f"{self.life.ids_text}: {self.life.explain_state()}") from exc
-        except Torn:
+        except Torn as exc:
             self.life.state = WriterState.UNSETTLED
-            raise
+            raise name_earlier(self.life.ids_text, exc) from exc
         except BaseException:  # nothing was begun, and the answer is still waited for
             self.life.state = WriterState.READY
             raise
@@ -241,16 +256,24 @@ class AsyncDualWriteSession(Generic[D]):
             await self._recovery.drop_producers()
             await self._recovery.recover(accept_torn=False)
 
-    async def commit(self, txn: D, *, wait_visible: bool = False) -> None:
+    async def check_key(self, kept: KeyResult) -> None:
+        """Return if what was committed with a key is committed in Kafka [DW-28]. Raises: as AsyncKeyCheck."""
+        await self._keys.check(kept)
+
+    async def commit(
+        self, txn: D, *, wait_visible: bool = False, key: IdempotencyKey | None = None, result: str = ""
+    ) -> None:
         """Commit both halves [DW-7].
 
+        Args:
+            key: the idempotency key that `result` is stored with.
         Raises: the failure, if it came before the database's commit; both halves are rolled back. InDoubt
             when that commit or one in Kafka has an unknown outcome. Torn if the cluster had aborted.
         """
         if self._leave_if_forked(txn):
             self.life.check_process()
         try:
-            rows = await self._prepare(txn)
+            rows = await self._prepare(txn, key, result)
         except BaseException as exc:
             await self._roll_back_both(txn, lost=may_be_fenced(exc))
             raise
@@ -321,7 +344,7 @@ class AsyncDualWriteSession(Generic[D]):
             abandon()
         return True
 
-    async def _prepare(self, txn: D) -> BranchRows:
+    async def _prepare(self, txn: D, key: IdempotencyKey | None, result: str) -> BranchRows:
         if self.life.state is WriterState.CLOSED:
             raise NotRecovered(
                 f"{self.life.ids_text}: {self.life.explain_state()}; neither half is committed"
@@ -330,6 +353,10 @@ class AsyncDualWriteSession(Generic[D]):
         for branch in self._branches_by_id:
             token = await self._steps.run("prepare", branch.id, branch.producer.prepare_transaction)
             rows.append((branch, self._build_row(branch, token)))
+        if key is not None:
+            keyed: Any = txn
+            stored = KeyResult(key, result, self._sent_states(rows)).format()
+            await self._steps.run("store result", "", keyed.store_result, key, stored)
         for branch, row in rows:
             await self._steps.run("record", branch.id, txn.record, row, branch.require_row())
         for branch, row in rows:

@@ -20,9 +20,9 @@ from tallystick.dualwrite.rules.idempotency import (
     IdempotencyKey,
     KeyFound,
     KeyOfCall,
+    KeyResult,
     KeyRule,
     check_keys_supported,
-    decode_result,
     describe_call,
     encode_result,
     get_default_scope,
@@ -77,8 +77,8 @@ class Attempts(Generic[D, R]):
                 with self._writer.transaction(wait_visible=wait_visible) as txn:
                     self._results.append(self._run_work(txn))
             except KeyFound as exc:
-                result: R = exc.result  # type: ignore[assignment]
-                return result
+                self._writer.check_key(exc.kept)
+                return exc.kept.result  # type: ignore[return-value]
             except Exception as exc:
                 next_step = self._conclude(exc)
                 if next_step is NextStep.RETURN:
@@ -105,9 +105,9 @@ class Attempts(Generic[D, R]):
                 self._key_conflict_count += 1
             raise
         if stored is not None:
-            raise KeyFound(decode_result(stored))
+            raise KeyFound(KeyResult.parse(key, stored))
         result = call_work(self._work, txn)
-        txn.run_step("store result", database.store_result, key, encode_result(key, result))
+        txn.kept_result = key, encode_result(key, result)
         return result
 
     def _conclude(self, failure: Exception) -> NextStep:
@@ -143,7 +143,11 @@ def recover_after(writer: DualWriter[D], failure: Exception) -> None:
     """
     try:
         _log.info("%s", writer.recover())
-    except (Torn, Halted):
+    except Torn as exc:
+        doubt = failure.states if isinstance(failure, WriteInDoubt) else {}
+        exc.is_of_this_block = any(doubt.get(name) == state for name, state in exc.states.items())
+        raise
+    except Halted:
         raise
     except Exception as exc:
         raise failure from exc

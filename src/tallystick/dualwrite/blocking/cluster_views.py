@@ -46,21 +46,26 @@ class ClusterViews:
         return self._admins[branch.id]
 
     def describe(self, branch: ClusterBranch[Producer]) -> ClusterHalf:
-        """Describe the transaction of an id, as far as the cluster lets this client see it."""
+        """Describe the transaction of a branch's id, as far as the cluster lets this client see it."""
+        return self.describe_id(branch, branch.id)
+
+    def describe_id(self, branch: ClusterBranch[Producer], transactional_id: str) -> ClusterHalf:
+        """Describe the transaction of any id in the cluster of a branch."""
         admin = self._get_admin(branch)
         cluster = self._steps.run("describe cluster", branch.id, admin.describe_cluster)
         branch.cluster_id = cluster.cluster_id
-        answers = self._steps.run("describe", branch.id, admin.describe_transactions, [branch.id])
-        match answers.failures.get(branch.id):
+        describing = admin.describe_transactions
+        answers = self._steps.run("describe", transactional_id, describing, [transactional_id])
+        match answers.failures.get(transactional_id):
             case None:
                 return ClusterHalf(
-                    txn_state=to_txn_state(answers.found[branch.id]),
+                    txn_state=to_txn_state(answers.found[transactional_id]),
                     cluster_id=cluster.cluster_id,
                 )
             case IdExpired():
                 return ClusterHalf(txn_state=None, cluster_id=cluster.cluster_id)
             case NotAuthorized() | NotSupported() as why:
-                _log.info("%s: cannot be described: %s", branch.id, why.what())
+                _log.info("%s: cannot be described: %s", transactional_id, why.what())
                 return ClusterHalf(txn_state=None, is_visible=False, cluster_id=cluster.cluster_id)
             case failure:
                 raise failure

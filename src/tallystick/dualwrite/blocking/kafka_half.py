@@ -40,11 +40,11 @@ class KafkaHalf:
 
         Raises: Torn; WriteInDoubt, whose outcome is COMMITTED.
         """
-        self._finish_all(self._branches, self._commit)
+        self._finish_all(self._branches, self._commit, is_of_this_block=True)
 
     def start(self) -> None:
         """Start to commit in every cluster, even if one of them fails. Raises: WriteInDoubt."""
-        self._finish_all(self._branches, self._start)
+        self._finish_all(self._branches, self._start, is_of_this_block=True)
 
     def wait(self) -> None:
         """Wait for what was started. An interrupted wait can be repeated.
@@ -57,29 +57,32 @@ class KafkaHalf:
         self,
         branches: Sequence[ClusterBranch[Producer]],
         finish: Callable[[ClusterBranch[Producer]], None],
+        *,
+        is_of_this_block: bool = False,
     ) -> None:
-        torn: list[DecisionExpired] = []
+        torn: dict[str, DecisionExpired] = {}
         doubts: list[Exception] = []
         states = {branch.id: branch.require_row().state for branch in branches}
         for branch in branches:
             try:
                 finish(branch)
             except DecisionExpired as exc:
-                torn.append(exc)
+                torn[branch.id] = exc
             except Exception as exc:  # from the client, or from a signal handler
                 if any(at is branch for at, _ in self._pending):  # the wait alone has ended
                     raise
                 doubts.append(exc)
-        self._raise_failure(torn, doubts, states)
+        if torn:
+            text = "; ".join(map(str, torn.values()))
+            missing = {each: states[each] for each in torn}
+            raise Torn(text, missing, is_of_this_block=is_of_this_block) from next(iter(torn.values()))
+        self._raise_doubts(doubts, states)
 
-    def _raise_failure(
+    def _raise_doubts(
         self,
-        torn: Sequence[DecisionExpired],
         doubts: Sequence[Exception],
         states: Mapping[str, PreparedTxnState],
     ) -> None:
-        if torn:
-            raise Torn("; ".join(map(str, torn))) from torn[0]
         if doubts:
             text = "the database has committed, and Kafka's half is to be finished by recover(): "
             doubt = WriteInDoubt(

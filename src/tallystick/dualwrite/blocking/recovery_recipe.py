@@ -39,6 +39,7 @@ from tallystick.kernel.check import require
 from tallystick.kernel.errors import InDoubt
 
 D = TypeVar("D", bound=StoreTransaction)
+E = TypeVar("E", bound=Exception)
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -49,7 +50,10 @@ _CONTRADICTION_ERRORS: Final[
     Finding.FORCED: lambda row, _: conclusions.torn_error(row),
     Finding.OVERRULED: conclusions.overruled_error,
     Finding.BEHIND: conclusions.database_behind_error,
+    Finding.UNKNOWN_HERE: conclusions.unknown_here_error,
 }
+LOOKS_MAX: Final = 10
+"""How often a look is repeated while a writer commits."""
 _SETTLED_FIRST: Final = frozenset({Finding.FINISHED, Finding.STALE, *_CONTRADICTION_ERRORS})
 
 
@@ -105,20 +109,34 @@ class Recovery(Generic[D]):
             except (Torn, DatabaseBehind) as exc:  # finish the other clusters first
                 differ.append(exc)
         if differ:
-            raise type(differ[0])("; ".join(map(str, differ)))
+            raise conclusions.combine_contradictions(differ)
         return Report(tuple(ids))
 
     def look(self) -> Report:
         """Report what recovery would find, without claim, InitProducerId or any change. May be outdated."""
         ids = []
         for branch in self._branches:
-            row = self._database.read(branch)
-            half = self._clusters.describe(branch)
+            row, half = self._read_both(branch)
             finding = compare_halves(row, half)
             verdict = VERDICTS[finding, branch.strongest_mode]
             action = f"would {conclusions.ACTION_PLANNED[verdict]}"
             ids.append(conclusions.report_line(row, half, finding, verdict, action))
         return Report(tuple(ids))
+
+    def _read_both(self, branch: ClusterBranch[Producer]) -> tuple[StoredState, ClusterHalf]:
+        """Read both halves at one moment: the row is the same before and after the cluster was asked.
+
+        Otherwise a writer that works between the two looks like a database that lacks a commit.
+        """
+        before = self._database.read(branch.id)
+        half = self._clusters.describe(branch)
+        row = self._database.read(branch.id)
+        for _ in range(LOOKS_MAX):
+            if row == before:
+                break
+            half = self._clusters.describe(branch)
+            before, row = row, self._database.read(branch.id)
+        return row, half
 
     def _finish_traced(
         self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_torn: bool
@@ -140,7 +158,12 @@ class Recovery(Generic[D]):
             if not accept_torn:
                 # A writer that claimed the row meanwhile may have committed what seems to be too much.
                 self._database.check_owner(branch)
-                raise _CONTRADICTION_ERRORS[finding](row, half.txn_state)
+                raise self._name_keys(row, _CONTRADICTION_ERRORS[finding](row, half.txn_state))
+            _log.warning(
+                "%s: accepted: %s",
+                branch.id,
+                self._name_keys(row, _CONTRADICTION_ERRORS[finding](row, half.txn_state)),
+            )
             token = NOTHING
         if finding in _SETTLED_FIRST or not token:
             self._database.record_settled(branch, settled=True)  # before InitProducerId erases the proof
@@ -155,6 +178,8 @@ class Recovery(Generic[D]):
         verdict = VERDICTS[finding, mode]
         if verdict is Verdict.HALT:
             raise Halted(f"{branch.id}: {finding.value}, and mode {mode.value} rests on what it shows")
+        if producer.in_doubt and not (row.state or row.known or accept_torn):  # it was not described
+            raise conclusions.unknown_here_error(row, None)
         if token and producer.in_doubt and producer.in_doubt != token:
             # Its former writer has finished the named one since the description, and begun another. The abort
             # would hide that [DW-13].
@@ -163,10 +188,17 @@ class Recovery(Generic[D]):
             # KIP-939: completeTransaction commits if `token` names the transaction in doubt, else aborts.
             completion = self._steps.run("complete", branch.id, producer.complete_transaction, token)
         except DecisionExpired as exc:
-            raise conclusions.torn_error(row) from exc
+            raise self._name_keys(row, conclusions.torn_error(row)) from exc
         self._database.record_settled(branch, settled=True)
+        self._database.record_known(branch)
         branch.last_finished = branch.require_row().state
         return conclusions.report_line(row, half, finding, verdict, conclusions.ACTION_DONE[completion])
+
+    def _name_keys(self, row: StoredState, error: E) -> E | Torn:
+        """Return the error with the idempotency keys that it is about, if it is Torn."""
+        if not isinstance(error, Torn):
+            return error
+        return conclusions.add_keys(error, self._database.find_keys(row))
 
     def drop_producers(self) -> None:
         """Close the current producers; transactions prepared or in doubt stay as they are [CLI-62]."""

@@ -15,7 +15,7 @@ The commit of the database is the single moment at which both are decided [DW-7]
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from tallystick.admin.client import Admin
 from tallystick.client.blocking.producer import Producer
@@ -25,11 +25,13 @@ from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.block_outcome import BlockOutcome
 from tallystick.dualwrite.blocking.cluster_views import ClusterViews
 from tallystick.dualwrite.blocking.kafka_half import KafkaHalf
+from tallystick.dualwrite.blocking.key_check import KeyCheck
 from tallystick.dualwrite.blocking.recovery_recipe import Recovery
 from tallystick.dualwrite.blocking.store_client import StoreClient
 from tallystick.dualwrite.branch import ClusterBranch
 from tallystick.dualwrite.errors import (
     DualWriteError,
+    Halted,
     NotCommitted,
     NotRecovered,
     Outcome,
@@ -40,7 +42,8 @@ from tallystick.dualwrite.errors import (
 from tallystick.dualwrite.forks import leak_reference
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recipes import StepRunner, Wait, check_wait
-from tallystick.dualwrite.rules.conclusions import describe_error, may_be_fenced
+from tallystick.dualwrite.rules.conclusions import describe_error, may_be_fenced, name_earlier
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyResult
 from tallystick.dualwrite.rules.recovery import Report
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 from tallystick.dualwrite.writer_life import WriterLife, WriterState
@@ -115,6 +118,14 @@ class DualWriteSession(Generic[D]):
         self._started_at_ms = self._began_ms = 0
         self._database = StoreClient(store, steps, self.life.ids_text)
         self._clusters = ClusterViews(factories.create_admin, factories.pause, factories.clock, steps)
+        self._keys = KeyCheck(
+            self._branches_by_id,
+            database=self._database,
+            clusters=self._clusters,
+            pause=factories.pause,
+            clock=factories.clock,
+            steps=steps,
+        )
         self._recovery = Recovery(
             self._branches_by_id,
             database=self._database,
@@ -168,6 +179,9 @@ class DualWriteSession(Generic[D]):
         self.outcome.start_block()
         try:
             self._renew_producers()
+        except (Torn, Halted) as exc:
+            self.life.state = WriterState.UNSETTLED
+            raise name_earlier(self.life.ids_text, exc) from exc
         except BaseException:
             self.life.state = WriterState.UNSETTLED
             raise
@@ -204,7 +218,8 @@ class DualWriteSession(Generic[D]):
 
         Where it failed, the transaction is left open, and `_renew_producers` finishes it as a recovery does.
         Its doubt is not raised: it is not that of the block that begins.
-        Raises: Torn. NotRecovered in mode `resume`, where only recover() may look for another writer.
+        Raises: NotRecovered if it is torn, or in mode `resume`, where only recover() may look for another
+            writer.
         """
         try:
             self._kafka.wait()
@@ -213,9 +228,9 @@ class DualWriteSession(Generic[D]):
             if any(branch.producer.mode is Mode.RESUME for branch in self._branches_by_id):
                 self.life.state = WriterState.UNSETTLED
                 raise NotRecovered(f"{self.life.ids_text}: {self.life.explain_state()}") from exc
-        except Torn:
+        except Torn as exc:
             self.life.state = WriterState.UNSETTLED
-            raise
+            raise name_earlier(self.life.ids_text, exc) from exc
         except BaseException:  # nothing was begun, and the answer is still waited for
             self.life.state = WriterState.READY
             raise
@@ -243,16 +258,24 @@ class DualWriteSession(Generic[D]):
             self._recovery.drop_producers()
             self._recovery.recover(accept_torn=False)
 
-    def commit(self, txn: D, *, wait_visible: bool = False) -> None:
+    def check_key(self, kept: KeyResult) -> None:
+        """Return if what was committed with a key is committed in Kafka [DW-28]. Raises: as KeyCheck."""
+        self._keys.check(kept)
+
+    def commit(
+        self, txn: D, *, wait_visible: bool = False, key: IdempotencyKey | None = None, result: str = ""
+    ) -> None:
         """Commit both halves [DW-7].
 
+        Args:
+            key: the idempotency key that `result` is stored with.
         Raises: the failure, if it came before the database's commit; both halves are rolled back. InDoubt
             when that commit or one in Kafka has an unknown outcome. Torn if the cluster had aborted.
         """
         if self._leave_if_forked(txn):
             self.life.check_process()
         try:
-            rows = self._prepare(txn)
+            rows = self._prepare(txn, key, result)
         except BaseException as exc:
             self._roll_back_both(txn, lost=may_be_fenced(exc))
             raise
@@ -323,7 +346,7 @@ class DualWriteSession(Generic[D]):
             abandon()
         return True
 
-    def _prepare(self, txn: D) -> BranchRows:
+    def _prepare(self, txn: D, key: IdempotencyKey | None, result: str) -> BranchRows:
         if self.life.state is WriterState.CLOSED:
             raise NotRecovered(
                 f"{self.life.ids_text}: {self.life.explain_state()}; neither half is committed"
@@ -332,6 +355,10 @@ class DualWriteSession(Generic[D]):
         for branch in self._branches_by_id:
             token = self._steps.run("prepare", branch.id, branch.producer.prepare_transaction)
             rows.append((branch, self._build_row(branch, token)))
+        if key is not None:
+            keyed: Any = txn
+            stored = KeyResult(key, result, self._sent_states(rows)).format()
+            self._steps.run("store result", "", keyed.store_result, key, stored)
         for branch, row in rows:
             self._steps.run("record", branch.id, txn.record, row, branch.require_row())
         for branch, row in rows:

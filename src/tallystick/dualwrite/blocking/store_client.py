@@ -9,7 +9,7 @@ in a transaction that is then rolled back.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from tallystick.client.blocking.producer import Producer
@@ -17,10 +17,12 @@ from tallystick.dualwrite.branch import ClusterBranch
 from tallystick.dualwrite.errors import NotCommitted
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recipes import StepRunner
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 from tallystick.kernel.value import replace
 
 D = TypeVar("D", bound=StoreTransaction)
+FindKeys = Callable[[StoredState], Sequence[IdempotencyKey]]
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -38,10 +40,25 @@ class StoreClient(Generic[D]):
         """Take over the row of an id [DW-1]."""
         branch.row = self._steps.run("claim", branch.id, self._store.claim, branch.id)
 
-    def read(self, branch: ClusterBranch[Producer]) -> StoredState:
+    def read(self, transactional_id: str) -> StoredState:
         """Return the row of an id, without a claim; an empty one if there is none."""
-        row = self._steps.run("read", branch.id, self._store.read_state, branch.id)
-        return StoredState(transactional_id=branch.id, owner="") if row is None else row
+        row = self._steps.run("read", transactional_id, self._store.read_state, transactional_id)
+        return StoredState(transactional_id=transactional_id, owner="") if row is None else row
+
+    def find_keys(self, row: StoredState) -> Sequence[IdempotencyKey]:
+        """Return the idempotency keys that were committed with a row's transaction.
+
+        None in a store without them. They are for a text, so a failure is logged.
+        """
+        store = getattr(self._store, "wrapped_store", self._store)
+        find: FindKeys | None = getattr(store, "find_idempotency_keys", None)
+        if find is None:
+            return ()
+        try:
+            return self._steps.run("find keys", row.transactional_id, find, row)
+        except Exception as exc:  # of the database's driver
+            _log.warning("%s: its idempotency keys could not be read: %s", row.transactional_id, exc)
+            return ()
 
     def check_owner(self, branch: ClusterBranch[Producer]) -> None:
         """Raise Fenced if another writer has claimed the row: it may have decided the open transaction."""
@@ -55,10 +72,22 @@ class StoreClient(Generic[D]):
         row = branch.require_row()
         if not row.state or row.settled or (row.completing and not settled):
             return
-        settled_row = replace(row, settled=settled, completing=row.completing or not settled)
+        self._record(branch, replace(row, settled=settled, completing=row.completing or not settled))
+
+    def record_known(self, branch: ClusterBranch[Producer]) -> None:
+        """Record in a row without a transaction that a recovery has ended: once in the life of an id.
+
+        Nothing is open under the id then, so that a later transaction is not that of another database.
+        """
+        row = branch.require_row()
+        if not row.state and not row.known:
+            self._record(branch, replace(row, known=True))
+
+    def _record(self, branch: ClusterBranch[Producer], new_row: StoredState) -> None:
+        row = branch.require_row()
         try:
             txn = self._steps.run("begin settling", branch.id, self._open, self._begin_briefly)
-            self._steps.run("settle", branch.id, txn.record, settled_row, row)
+            self._steps.run("settle", branch.id, txn.record, new_row, row)
             self._steps.run("commit settled", branch.id, txn.commit)
             self.transaction = None
         except BaseException as exc:
@@ -66,7 +95,7 @@ class StoreClient(Generic[D]):
             if isinstance(exc, NotCommitted):
                 raise exc.cause from exc
             raise
-        branch.row = settled_row
+        branch.row = new_row
 
     def begin(self) -> D:
         """Begin the transaction for the user's rows."""

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 from tallystick.admin.client import Admin
 from tallystick.client.blocking.consumer import Consumer
 from tallystick.client.blocking.producer import Column, Producer, serialize_record, serialize_rows
-from tallystick.client.errors import SerializationFailed
+from tallystick.client.errors import AbortRequired, SerializationFailed
 from tallystick.client.producer.delivery import BatchDelivery, Delivery
 from tallystick.client.serializers import mark_serialized
 from tallystick.client.transactions.modes import Mode
@@ -22,7 +22,14 @@ from tallystick.dualwrite.blocking.session import DualWriteSession, SessionFacto
 from tallystick.dualwrite.errors import Torn, WriteInDoubt
 from tallystick.dualwrite.offsets import OffsetsOfBlock
 from tallystick.dualwrite.recipes import StepRunner, Wait, Watch
-from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyRule, check_keys_supported
+from tallystick.dualwrite.rules.conclusions import describe_error
+from tallystick.dualwrite.rules.idempotency import (
+    IdempotencyKey,
+    KeyResult,
+    KeyRule,
+    check_keys_supported,
+    note_key,
+)
 from tallystick.dualwrite.rules.recovery import Report
 from tallystick.dualwrite.rules.retry_rules import DEFAULT_RETRY, Retry, to_retry
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
@@ -67,6 +74,8 @@ class Transaction(DatabaseHalf[D]):
         self._steps = steps
         self._offsets = offsets
         self._savepoints: list[Savepoint] = []  # that are open, the outermost first
+        self._refusal: BaseException | None = None
+        self.kept_result: tuple[IdempotencyKey, str] | None = None
 
     def send(
         self,
@@ -84,17 +93,18 @@ class Transaction(DatabaseHalf[D]):
         `cluster` is required if the writer has several. Keys and values are bytes, or what the serializers
         of the producer's settings take: what they refuse is not sent, and their error ends the block.
         """
-        return self._steps.run(
-            "send",
-            topic,
-            self._get_producer(cluster).send,
-            topic,
-            value,
-            key,
-            partition=partition,
-            timestamp_ms=timestamp_ms,
-            headers=headers,
-        )
+        with self._noting_refusals():
+            return self._steps.run(
+                "send",
+                topic,
+                self._get_producer(cluster).send,
+                topic,
+                value,
+                key,
+                partition=partition,
+                timestamp_ms=timestamp_ms,
+                headers=headers,
+            )
 
     def send_batch(
         self,
@@ -107,16 +117,17 @@ class Transaction(DatabaseHalf[D]):
         cluster: str | None = None,
     ) -> BatchDelivery:
         """Send many records at once in this transaction; see `Producer.send_batch`."""
-        return self._steps.run(
-            "send",
-            topic,
-            self._get_producer(cluster).send_batch,
-            topic,
-            values,
-            keys,
-            partition=partition,
-            timestamp_ms=timestamp_ms,
-        )
+        with self._noting_refusals():
+            return self._steps.run(
+                "send",
+                topic,
+                self._get_producer(cluster).send_batch,
+                topic,
+                values,
+                keys,
+                partition=partition,
+                timestamp_ms=timestamp_ms,
+            )
 
     def send_offsets(self, consumer: Consumer[Any, Any], *, cluster: str | None = None) -> None:
         """Commit the positions of `consumer` for its group with this transaction (KIP-447).
@@ -128,12 +139,32 @@ class Transaction(DatabaseHalf[D]):
 
         Raises: NotRecovered while the outcome of this consumer's last offsets is not known.
         """
-        producer, group = self._get_producer(cluster), consumer.group_metadata()
-        entry = self._offsets.add(consumer)
-        entry.positions = positions = {at: consumer.position(at) for at in consumer.assignment}
-        self._steps.run(
-            "send offsets", group.group_id, producer.send_offsets_to_transaction, positions, group
-        )
+        with self._noting_refusals():
+            producer, group = self._get_producer(cluster), consumer.group_metadata()
+            entry = self._offsets.add(consumer)
+            entry.positions = positions = {at: consumer.position(at) for at in consumer.assignment}
+            self._steps.run(
+                "send offsets", group.group_id, producer.send_offsets_to_transaction, positions, group
+            )
+
+    @contextmanager
+    def _noting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as exc:
+            self._refusal = exc
+            raise
+
+    def check_sent(self) -> None:
+        """Raise AbortRequired if a record or offsets were refused, and the block has gone on.
+
+        Source: KafkaProducer.doSend, `maybeTransitionToErrorState`: then commitTransaction fails.
+        """
+        if self._refusal is not None:
+            raise AbortRequired(
+                f"the block went on after a refusal: {describe_error(self._refusal)}; neither half is "
+                "committed. Let the error end the block"
+            ) from self._refusal
 
     @contextmanager
     def savepoint(self) -> Iterator[Savepoint]:
@@ -301,13 +332,15 @@ class DualWriter(Generic[D]):
                 trace.rejoin()
                 txn.check_process()
                 flush_rows(database)
+                txn.check_sent()
             except BaseException as exc:
                 trace.rejoin()
                 txn.mark_ended()
                 session.rollback(database, exc)
                 raise
             txn.mark_ended()
-            session.commit(database, wait_visible=wait_visible)
+            key, result = txn.kept_result or (None, "")
+            session.commit(database, wait_visible=wait_visible, key=key, result=result)
 
     def run(
         self,
@@ -326,7 +359,7 @@ class DualWriter(Generic[D]):
         Args:
             retries: maximum number of repetitions, or a Retry with pauses of other lengths.
             idempotency_key: if the database has this key, nothing is done, and the result is that of the call
-                that was committed with it. Needs a result that JSON can hold.
+                that was committed with it, whose records are looked for. Needs a result that JSON can hold.
         Raises: as `transaction`. WriteInDoubt if the outcome cannot be determined, or if the last attempt was
             not committed; `outcome()` distinguishes the two. BadResult; NotSupported by a store without keys.
         """
@@ -335,7 +368,8 @@ class DualWriter(Generic[D]):
             idempotency_key.check()
             check_keys_supported(self._store)
         attempts = Attempts(self, work, retry=rule, key=idempotency_key)
-        return attempts.run(wait_visible=wait_visible)
+        with note_key(self._store, idempotency_key):
+            return attempts.run(wait_visible=wait_visible)
 
     def transactional(
         self,
@@ -400,6 +434,13 @@ class DualWriter(Generic[D]):
     def metrics(self) -> dict[str, float]:
         """Return the state as numbers: `writers`, 0 once it is closed, `-in-doubt` and `-unsettled`."""
         return count_writer(self._session.life, self._session.outcome)
+
+    def check_key(self, kept: KeyResult) -> None:
+        """Return if what was committed with an idempotency key is committed in Kafka, too.
+
+        Raises: Torn; WriteInDoubt.
+        """
+        self._session.check_key(kept)
 
     def owns_doubt(self, exc: BaseException) -> bool:
         """Return whether an error says that the outcome of this writer's last block is in doubt.

@@ -1,5 +1,6 @@
 """Report lines and errors for what recovery and a failed block find. Pure."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from tallystick.client.errors import AbortRequired, BrokerRefused
@@ -7,8 +8,16 @@ from tallystick.client.errors import Fenced as FencedInKafka
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode, TxnDescription
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.errors import DatabaseBehind, Fenced, ForeignCluster, LogBehind, Torn
+from tallystick.dualwrite.errors import (
+    DatabaseBehind,
+    Fenced,
+    ForeignCluster,
+    LogBehind,
+    NotRecovered,
+    Torn,
+)
 from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.recovery import VERDICTS, ClusterHalf, Finding, RecoveredId, Verdict
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import TallystickError
@@ -65,7 +74,8 @@ def torn_error(row: StoredState) -> Torn:
     return Torn(
         f"{row.transactional_id}: the database has committed {row.state}, and the cluster has aborted it: by "
         "transaction.timeout.ms or an operator. Send its records again or take its rows back, then "
-        "recover(accept_torn=True)"
+        "recover(accept_torn=True)",
+        {row.transactional_id: row.state},
     )
 
 
@@ -76,7 +86,8 @@ def overruled_error(row: StoredState, txn_state: TxnDescription | None) -> Torn:
         f"{row.transactional_id}: the database has committed {row.state}, which was never seen finished, and "
         f"the cluster shows {shows}: it was aborted there, by another client of this id or by an operator. "
         "Look whether its records are there; if not, send them again or take its rows back; then "
-        "recover(accept_torn=True)"
+        "recover(accept_torn=True)",
+        {row.transactional_id: row.state},
     )
 
 
@@ -92,16 +103,64 @@ def database_behind_error(row: StoredState, txn_state: TxnDescription | None) ->
     )
 
 
+def unknown_here_error(row: StoredState, txn_state: TxnDescription | None) -> DatabaseBehind:
+    """Build the error for an open transaction of an id that this database has never had."""
+    shows = "it open" if txn_state is None else f"{txn_state.state} {txn_state.identity}"
+    return DatabaseBehind(
+        f"{row.transactional_id}: the cluster shows {shows}, and this database has never had the id: is it "
+        "the right one? Another database may have committed what is open, and recovers it with its own rows; "
+        "nothing was ended in Kafka. Give this writer the database that the id belongs to, or an id of its "
+        "own. Where no other database has written under the id, recover(accept_torn=True) aborts what is open"
+    )
+
+
+def combine_contradictions(errors: Sequence[Torn | DatabaseBehind]) -> Torn | DatabaseBehind:
+    """Return one error for what several clusters of a writer contradict."""
+    text = "; ".join(map(str, errors))
+    states = {name: state for each in errors if isinstance(each, Torn) for name, state in each.states.items()}
+    return Torn(text, states) if isinstance(errors[0], Torn) else DatabaseBehind(text)
+
+
+KEYS_NAMED_MAX: Final = 10
+
+
+def add_keys(error: Torn, keys: Sequence[IdempotencyKey]) -> Torn:
+    """Return the error with the idempotency keys that were committed with its transactions."""
+    if not keys:
+        return error
+    more = f" and {len(keys) - KEYS_NAMED_MAX} more" if len(keys) > KEYS_NAMED_MAX else ""
+    text = (
+        f"{error}. Its idempotency keys: {', '.join(map(str, keys[:KEYS_NAMED_MAX]))}{more}: calls with them "
+        "raise Torn until then, and from then on return the stored result without doing anything; where rows "
+        "are taken back, delete their keys, too"
+    )
+    return Torn(text, error.states)
+
+
+def name_earlier(ids_text: str, failure: Exception) -> NotRecovered:
+    """Return the error of a block that could not begin, for the failure of an earlier one.
+
+    It must not be raised as it is: it states an outcome, and not that of the block that begins.
+    """
+    return NotRecovered(
+        f"{ids_text}: nothing of this block was begun: an earlier one is not finished: "
+        f"{describe_error(failure)}"
+    )
+
+
 def may_be_fenced(cause: BaseException) -> bool:
     """Return whether another writer may own the id by now, so that later transactions would fail too.
 
-    KIP-890 lets a producer abort after INVALID_PRODUCER_EPOCH, but here the epoch would stay too old.
+    KIP-890 lets a producer abort after INVALID_PRODUCER_EPOCH, but here the epoch would stay too old. Why a
+    transaction can only be aborted is the cause of AbortRequired: a record that is too large fences no one.
     """
+    while isinstance(cause, AbortRequired) and cause.__cause__ is not None:
+        cause = cause.__cause__
     if isinstance(cause, BrokerRefused):
         return isinstance(cause, FencedInKafka) or cause.code == ErrorCode.INVALID_PRODUCER_EPOCH
     return isinstance(cause, Fenced | AbortRequired | DatabaseBehind)
 
 
-def describe_error(exc: Exception) -> str:
+def describe_error(exc: BaseException) -> str:
     """Return an exception's message, or its repr if that says more."""
     return str(exc) if isinstance(exc, TallystickError) and str(exc) else repr(exc)

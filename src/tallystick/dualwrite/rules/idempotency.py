@@ -3,16 +3,26 @@
 The key is a row in the database of the dual write, inserted by the transaction of the work. So it is
 committed with both halves or not at all, and outlives every process. A call that meets the key of another
 one waits for the end of that transaction.
+
+Beside the result, the row names the Kafka transactions of the work. Where a cluster ends a transaction by
+itself, the database may have committed what Kafka has aborted, and then the key must not answer for records
+that no one will ever read: a call that finds the key compares both halves first [DW-28].
 """
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import Enum, auto
 from typing import Any, Final
 from uuid import UUID
 
 from tallystick.client.errors import NotSupported
-from tallystick.dualwrite.errors import BadResult
+from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.dualwrite.errors import BadResult, BadRow
+from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.recovery import ClusterHalf, Finding, compare_halves
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value
 
@@ -48,15 +58,103 @@ class IdempotencyKey(Value):
         return f"{self.key!r} of {self.scope}"
 
 
-class KeyFound(TallystickError):
-    """The work was done before under this key: nothing of it is done again. Raised inside the block only.
+class KeyResult(Value):
+    """What is stored with a key: the result as JSON, and the Kafka transactions that belong to the work.
 
-    result  what it returned then
+    states  by transactional id; empty if no record was sent, and in rows of an earlier version
     """
 
-    def __init__(self, result: object) -> None:
-        super().__init__(result)
-        self.result = result
+    key: IdempotencyKey
+    text: str
+    states: Mapping[str, PreparedTxnState]
+
+    def format(self) -> str:
+        """Return the text for the row: the result in the first line, the transactions in a second one."""
+        if not self.states:
+            return self.text
+        return f"{self.text}\n{json.dumps({name: str(state) for name, state in self.states.items()})}"
+
+    @property
+    def result(self) -> object:
+        return json.loads(self.text)
+
+    @classmethod
+    def parse(cls, key: IdempotencyKey, stored: str) -> "KeyResult":
+        """Parse the result of `format`. JSON text of a result has one line. Raises: BadRow."""
+        text, _, states = stored.partition("\n")
+        try:
+            named = {str(name): PreparedTxnState(state) for name, state in json.loads(states or "{}").items()}
+        except (AttributeError, TallystickError, TypeError, ValueError) as exc:
+            raise BadRow(str(key), f"its transactions: {states[:200]!r}") from exc
+        return cls(key, text, named)
+
+
+class KeyFound(TallystickError):
+    """The work was done before under this key: nothing of it is done again. Raised inside the block only."""
+
+    def __init__(self, kept: KeyResult) -> None:
+        super().__init__(kept)
+        self.kept = kept
+
+
+_KEYS_AT_WORK: Final[ContextVar[tuple[tuple[object, IdempotencyKey], ...]]] = ContextVar(
+    "tallystick_keys_at_work", default=()
+)
+
+
+@contextmanager
+def note_key(store: object, key: IdempotencyKey | None) -> Iterator[None]:
+    """Note the key of a call while it runs. Raises: ValueError within a call of the same store and key.
+
+    That call would wait for the end of the transaction that it is in.
+    """
+    store = getattr(store, "wrapped_store", store)
+    keys = _KEYS_AT_WORK.get()
+    if any(each is store and noted == key for each, noted in keys):
+        raise ValueError(f"idempotency key {key}: it is that of the call that this one is made in")
+    token = _KEYS_AT_WORK.set(keys if key is None else (*keys, (store, key)))
+    try:
+        yield
+    finally:
+        _KEYS_AT_WORK.reset(token)
+
+
+class KeyOutcome(Enum):
+    """How Kafka's half of what was committed with a key has ended."""
+
+    COMMITTED = auto()  # or will be, by the writer of the id or its recovery
+    OPEN = auto()  # the database has committed it; Kafka has not, and may abort it
+    ABORTED = auto()
+    UNKNOWN = auto()  # only a recovery of its id finds out
+
+
+def judge_key(state: PreparedTxnState, row: StoredState, half: ClusterHalf | None) -> KeyOutcome | None:
+    """Compare a transaction that was committed with a key with the row of its id and the cluster.
+
+    A row that is settled, or names another transaction, is proof enough: a writer records a later one only
+    when it knows how the one before has ended, or was told to accept it.
+
+    Args:
+        half: None if the cluster was not asked.
+    Returns: None if the cluster has to be asked.
+    """
+    if row.state != state or row.settled:
+        return KeyOutcome.COMMITTED
+    if half is None:
+        return None
+    finding = compare_halves(row, half)
+    if row.timeout_ms is None and finding in (Finding.DECIDED, Finding.UNSEEN):
+        return KeyOutcome.COMMITTED  # KIP-939: nothing but its own client, or an operator, ends it
+    return _KEY_OUTCOMES.get(finding, KeyOutcome.UNKNOWN)
+
+
+_KEY_OUTCOMES: Final = {
+    Finding.FINISHED: KeyOutcome.COMMITTED,
+    Finding.STALE: KeyOutcome.COMMITTED,  # its writer has gone on to another transaction
+    Finding.DECIDED: KeyOutcome.OPEN,
+    Finding.FORCED: KeyOutcome.ABORTED,
+    Finding.OVERRULED: KeyOutcome.ABORTED,
+}
 
 
 def check_keys_supported(store: object) -> None:
@@ -76,7 +174,7 @@ def encode_result(key: IdempotencyKey, result: object) -> str:
     """Return a result as JSON text. Raises: BadResult unless the text gives back an equal result."""
     try:
         text = json.dumps(result, allow_nan=False)
-        is_kept = json.loads(text) == result
+        is_kept = _is_same(json.loads(text), result)
     except (TypeError, ValueError, RecursionError) as exc:
         raise BadResult(f"{_name_result(key, result)}: {exc}; {_KEPT_TEXT}") from exc
     if not is_kept:
@@ -94,9 +192,16 @@ def _name_result(key: IdempotencyKey, result: object) -> str:
     return f"{key}: the result, a {type(result).__name__},"
 
 
-def decode_result(text: str) -> Any:
-    """Return the result that was stored."""
-    return json.loads(text)
+def _is_same(kept: Any, result: Any) -> bool:
+    """Return whether both are equal and of the same types: an enumeration's member equals its bare value."""
+    if type(kept) is not type(result):
+        return False
+    if isinstance(kept, list):
+        return len(kept) == len(result) and all(map(_is_same, kept, result))
+    if isinstance(kept, dict):
+        names = all(map(_is_same, kept, result))
+        return len(kept) == len(result) and names and all(map(_is_same, kept.values(), result.values()))
+    return bool(kept == result)
 
 
 def describe_call(work: Callable[..., object]) -> inspect.Signature:

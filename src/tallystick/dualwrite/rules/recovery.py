@@ -61,6 +61,7 @@ class Finding(Enum):
 
     IDLE = "nothing is in doubt"
     UNDECIDED = "it was in doubt, and the database never recorded one"
+    UNKNOWN_HERE = "it is in doubt, and this database has never had the id: another one may have decided it"
     DECIDED = "it was in doubt, and the database has committed exactly this one"
     STALE = "it was in doubt, and the database last committed another one before"
     FINISHED = "the cluster shows that it was committed"
@@ -82,7 +83,7 @@ class Verdict(Enum):
     COMPARE = auto()  # as KIP-939: compare the cluster's answer to InitProducerId with the row
     ALLOW = auto()  # continue, and report that the outcome is not proven
     TEAR = auto()  # report that the halves differ; continue only with accept_torn
-    LACK = auto()  # report that the database has lost a commit; continue only with accept_torn
+    LACK = auto()  # report that the database may lack a commit; continue only with accept_torn
     HALT = auto()  # change nothing: commit and abort would both hide the contradiction
 
 
@@ -92,6 +93,7 @@ _VERDICT_MODES: Final = (Mode.TWO_PHASE, Mode.KEEP, Mode.RESUME)
 _VERDICT_TABLE: Final = {
     Finding.IDLE: (Verdict.NOTHING, Verdict.NOTHING, Verdict.NOTHING),
     Finding.UNDECIDED: (Verdict.ABORT, Verdict.ABORT, Verdict.ABORT),
+    Finding.UNKNOWN_HERE: (Verdict.LACK, Verdict.LACK, Verdict.LACK),
     Finding.DECIDED: (Verdict.COMMIT, Verdict.COMMIT, Verdict.COMMIT),
     Finding.STALE: (Verdict.ABORT, Verdict.ABORT, Verdict.ABORT),
     Finding.FINISHED: (Verdict.NOTHING, Verdict.NOTHING, Verdict.NOTHING),
@@ -185,8 +187,9 @@ def _classify_moved_on(row: StoredState, txn_state: TxnDescription) -> Finding:
 def _classify_open(row: StoredState, half: ClusterHalf, pair: ProducerIdAndEpoch) -> Finding:
     name = row.state.identity
     if name is None:
-        # KIP-939, recipe: a prepared transaction that the database does not name is aborted.
-        return Finding.UNDECIDED
+        # KIP-939, recipe: a prepared transaction that the database does not name is aborted. That holds for
+        # the database whose writer began it: a writer claims its row, and has recovered, before it begins.
+        return Finding.UNDECIDED if row.known else Finding.UNKNOWN_HERE
     if pair == name:
         # KIP-939, completeTransaction: only the same producer id and the same epoch are a commit. A settled
         # row has seen this transaction end already, so an open one means that the cluster lost the end.

@@ -233,4 +233,6 @@ def _causes(exc: BaseException) -> Iterator[BaseException]:
     while at is not None and id(at) not in seen:
         seen.add(id(at))
         yield at
+        if isinstance(at, NotRecovered) and at.__cause__ is not None:
+            return  # that is how an earlier block has ended; of this one nothing was begun
         at = at.__cause__ if at.__cause__ is not None or at.__suppress_context__ else at.__context__

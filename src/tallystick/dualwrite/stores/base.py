@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 from tallystick.dualwrite.errors import BadRow, DatabaseBehind, Fenced
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.rules.idempotency import IdempotencyKey
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyResult
 from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
@@ -232,7 +232,7 @@ class IdempotentTransaction(StoreTransaction, Protocol):
         """
 
     def store_result(self, key: IdempotencyKey, text: str) -> None:
-        """Store the result with the key that `claim_key` has inserted."""
+        """Store the result with the key that `claim_key` has inserted, when Kafka is prepared."""
 
 
 K_co = TypeVar("K_co", bound=IdempotentTransaction, covariant=True)
@@ -243,6 +243,23 @@ class IdempotentStore(Store[K_co], Protocol[K_co]):
 
     def forget_idempotency_keys(self, older_than_ms: int) -> int:
         """Delete the keys inserted before that many milliseconds ago, by the database's clock."""
+
+    def find_idempotency_keys(self, row: StoredState) -> Sequence[IdempotencyKey]:
+        """Return the keys that were committed with the transaction that a row names. Reads all keys."""
+
+
+def select_keys(row: StoredState, stored: Iterable[Sequence[Any]]) -> list[IdempotencyKey]:
+    """Select the keys of a row's transaction.
+
+    Args:
+        stored: scope, key and result of candidates.
+    """
+    keys = []
+    for scope, name, text in stored:
+        key = IdempotencyKey(scope, name)
+        if KeyResult.parse(key, text).states.get(row.transactional_id) == row.state:
+            keys.append(key)
+    return keys
 
 
 def check_key_row(key: IdempotencyKey, claim: str, row: Sequence[Any] | None) -> str | None:

@@ -83,6 +83,9 @@ def _open_sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterato
     create_engine = _lazy.load("sqlalchemy").create_engine
     try:
         engine = create_engine(url)
+        _check_sqlite_file(engine.url)
+    except BadStore:
+        raise
     except Exception as exc:  # of SQLAlchemy or the driver; its text may contain the URL's password
         text = " ".join(str(exc).replace(url, "the URL").split())
         raise BadConfig(f"{type(exc).__name__}: {text}") from exc
@@ -90,6 +93,15 @@ def _open_sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterato
         yield _create_sql_store(engine, schema, allowed)
     finally:
         engine.dispose()
+
+
+def _check_sqlite_file(url: Any) -> None:
+    """Raise BadStore for an SQLite database that is not there: to connect to it would create the file."""
+    place = url.database
+    if url.get_backend_name() == "sqlite" and place and place != ":memory:" and not place.startswith("file:"):
+        file = Path(place).absolute()
+        if not file.is_file():
+            raise BadStore(f"{file} is not a file on this host, and is not created. Nothing was read")
 
 
 def _create_sql_store(engine: Any, schema: str | None, allowed: Collection[str]) -> Store[Any]:

@@ -19,7 +19,7 @@ silently, committing nothing, when the connection was closed or marked for rollb
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -33,7 +33,7 @@ from tallystick.dualwrite.model import KEYS_TABLE, LEASE_TABLE, TABLE, StoredSta
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.stores import django_leases
-from tallystick.dualwrite.stores.base import check_key_row, check_record
+from tallystick.dualwrite.stores.base import check_key_row, check_record, select_keys
 from tallystick.dualwrite.stores.database_clock import NOW_MS_SQL
 from tallystick.dualwrite.stores.django_leases import LEASE_COLUMNS
 from tallystick.dualwrite.stores.durability import (
@@ -474,6 +474,13 @@ class DjangoStore:
             keys = self.name_of(KEYS_TABLE)
             cursor.execute(f"DELETE FROM {keys} WHERE created_at < {now} - %s", [older_than_ms])
             return int(cursor.rowcount)
+
+    def find_idempotency_keys(self, row: StoredState) -> Sequence[IdempotencyKey]:
+        """Return the keys that were committed with the transaction that a row names. Reads all keys."""
+        reading = f"SELECT scope, idempotency_key, result FROM {KEYS_TABLE} WHERE result LIKE %s"
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(reading, [f'%"{row.state}"%'])
+            return select_keys(row, cursor.fetchall())
 
     def close(self) -> None:
         """Do nothing: Django owns its connections."""

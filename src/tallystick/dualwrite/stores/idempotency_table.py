@@ -29,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
 
-from tallystick.dualwrite.model import KEYS_TABLE
+from tallystick.dualwrite.model import KEYS_TABLE, StoredState
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.stores.database_clock import NOW_MS_SQL
 from tallystick.dualwrite.stores.sql_table import MYSQL, ExactText
@@ -79,6 +79,12 @@ class IdempotencyTable:
     def store_result(self, key: IdempotencyKey, claim: str, text: str) -> Executable:
         """Store the result with the key that this transaction has inserted."""
         return update(self.keys).where(*self._is(key), self.keys.c.claim == claim).values(result=text)
+
+    def find(self, row: StoredState) -> Executable:
+        """Select scope, key and result of the keys that may be of a row's transaction, for `select_keys`."""
+        keys = self.keys.c
+        named = keys.result.contains(f'"{row.state}"')
+        return select(keys.scope, keys.idempotency_key, keys.result).where(named)
 
     def forget(self, older_than_ms: int, dialect: str) -> Delete:
         """Delete the keys that were inserted before that many milliseconds ago."""

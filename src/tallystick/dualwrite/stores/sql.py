@@ -23,7 +23,7 @@ from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.stores import lease_table, sql_table
-from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
+from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row, select_keys
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.lease_table import LeaseTable
@@ -452,6 +452,12 @@ class SqlStore:
             reading, options = self.tables.read_offsets(group), self._places.options(self.tables.offsets)
             rows = connection.execute(reading, execution_options=options).mappings()
             return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], rows))
+
+    def find_idempotency_keys(self, row: StoredState) -> Sequence[IdempotencyKey]:
+        with self._connect() as connection:
+            finding, options = self.keys.find(row), self._places.options(self.keys.keys)
+            stored = connection.execute(finding, execution_options=options)
+            return select_keys(row, cast(Sequence[Sequence[Any]], stored.all()))
 
     def forget_idempotency_keys(self, older_than_ms: int) -> int:
         """Delete the keys that were inserted before that many milliseconds ago, by the database's clock.

@@ -1,0 +1,80 @@
+"""A record that was refused, and a block that goes on: neither half is committed, and the writer works on."""
+
+# ruff: noqa: PT012 - what a transaction raises comes at the end of its block
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
+from tests.support.dual_world import World, worlds
+
+from tallystick.admin import Admin
+from tallystick.admin.configs import ConfigResource, ResourceType
+from tallystick.client.errors import AbortRequired
+from tallystick.testing import EmbeddedBroker
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(in_process=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+def world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[World]:
+    for make in worlds(
+        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
+    ):
+        yield make()
+
+
+REFUSED_SENDS: dict[str, Callable[[Any, str], object]] = {
+    "too large": lambda txn, topic: txn.send(topic, b"x" * 2_000_000),
+    "unknown partition": lambda txn, topic: txn.send(topic, b"x", partition=77),
+    "not bytes": lambda txn, topic: txn.send(topic, 7),
+    "too large batch": lambda txn, topic: txn.send_batch(topic, [b"x", b"x" * 2_000_000]),
+    "no such cluster": lambda txn, topic: txn.send(topic, b"x", cluster="elsewhere"),
+}
+
+
+@pytest.mark.parametrize("send", REFUSED_SENDS.values(), ids=list(REFUSED_SENDS))
+def test_a_block_that_swallows_a_refusal_commits_nothing(
+    world: World, send: Callable[[Any, str], object]
+) -> None:
+    """As Java's producer, whose commitTransaction then fails."""
+    with world.life() as writer:
+        writer.recover()
+        with (
+            pytest.raises(AbortRequired, match="neither half is committed") as refused,
+            writer.transaction() as txn,
+        ):
+            txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'no')"))
+            with suppress(Exception):
+                send(txn, world.topic)
+            txn.send(world.topic, b"no")
+        assert refused.value.__cause__ is not None
+        world.pay(writer, 2, "next")
+    assert world.check() == ["next"]
+
+
+def test_a_record_that_its_topic_refuses_fences_no_one(world: World) -> None:
+    """It is refused at prepare, as AbortRequired: the writer goes on without a recovery."""
+    with Admin({"bootstrap.servers": world.broker.bootstrap_servers}) as admin:
+        admin.alter_configs(
+            {ConfigResource(ResourceType.TOPIC, world.topic): {"max.message.bytes": "1000"}}
+        ).all()
+    with world.life() as writer:
+        writer.recover()
+        for _ in range(2):
+            with pytest.raises(AbortRequired, match="MESSAGE_TOO_LARGE"), writer.transaction() as txn:
+                txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'no')"))
+                txn.send(world.topic, b"x" * 5000)
+        assert writer.ready
+        world.pay(writer, 2, "next")
+    assert world.check() == ["next"]
