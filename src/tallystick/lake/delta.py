@@ -48,7 +48,7 @@ from tallystick.lake.names import (
     format_application_id,
     parse_application_id,
 )
-from tallystick.lake.ports import DataFile, TableFiles, TableState
+from tallystick.lake.ports import DataFile, ListedFile, TableFiles, TableState
 from tallystick.lake.schema import TableDefinition, find_added_columns
 from tallystick.lake.storage import Storage, map_files, open_storage
 from tallystick.lake.upserts import find_key_problem, format_assignments, format_key_predicate
@@ -329,7 +329,7 @@ class DeltaLakeTable:
 
     # ---- files
 
-    def list_data_files(self) -> Mapping[str, int]:
+    def list_data_files(self) -> Mapping[str, ListedFile]:
         try:
             return self.storage.list("")
         except FileNotFoundError:
@@ -338,9 +338,11 @@ class DeltaLakeTable:
     def read_files(self) -> TableFiles:
         with self._lock:
             table = self._refresh()
+            identity = str(table.metadata().id)
             referenced = set(pa.table(table.get_add_actions())["path"].to_pylist())
             names = sorted(name for name in self.storage.list(LOG_FOLDER) if name.endswith(".json"))
         owners: dict[str, str] = {}
+        past_owners: dict[str, set[str]] = {}
         for text in map_files(self.storage, self.storage.read, names):
             if text is None:
                 continue  # cleaned up meanwhile
@@ -350,7 +352,8 @@ class DeltaLakeTable:
                         referenced.add(unquote(action[kind]["path"]))
             if (entry := _find_entry(text)) is not None:
                 owners[entry.key] = entry.owner
-        return TableFiles(referenced=referenced, owners=owners)
+                past_owners.setdefault(entry.key, set()).add(entry.owner)
+        return TableFiles(identity=identity, referenced=referenced, owners=owners, past_owners=past_owners)
 
     def list_keys(self) -> Collection[str]:
         with self._lock:

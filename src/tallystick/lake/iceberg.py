@@ -75,7 +75,7 @@ from tallystick.lake.names import (
     parse_application_id,
     parse_data_file_name,
 )
-from tallystick.lake.ports import DataFile, TableFiles, TableState
+from tallystick.lake.ports import DataFile, ListedFile, TableFiles, TableState
 from tallystick.lake.schema import TableDefinition, find_added_columns
 from tallystick.lake.storage import Storage, map_files, sync_file
 from tallystick.lake.upserts import find_key_problem
@@ -348,7 +348,7 @@ class IcebergLakeTable:
 
     # ---- files
 
-    def list_data_files(self) -> Mapping[str, int]:
+    def list_data_files(self) -> Mapping[str, ListedFile]:
         with self._lock:
             storage = self._open_storage(self._refresh())
         try:
@@ -368,9 +368,16 @@ class IcebergLakeTable:
         )
         # A name of ours is in one place alone, so the rest of the path does not matter.
         names = (path.rpartition("/")[2] for path in paths)
+        past_owners: dict[str, set[str]] = {}
+        for snapshot in table.metadata.snapshots:
+            summary = _read_summary(snapshot)
+            if _KEY in summary:
+                past_owners.setdefault(summary[_KEY], set()).add(summary.get(_OWNER, ""))
         return TableFiles(
+            identity=str(table.metadata.table_uuid),
             referenced={name for name in names if parse_data_file_name(name) is not None},
             owners=dict(self._list_owners(table.metadata)),
+            past_owners=past_owners,
         )
 
     def _list_owners(self, metadata: TableMetadata) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
 from tallystick.kernel.settings import BadConfig
+from tallystick.lake.ports import ListedFile
 
 PART_BYTES: Final = 8 * 1024 * 1024
 """Size of an upload's parts, of which S3 takes 10,000 of 5 MiB or more."""
@@ -104,12 +105,15 @@ class ObjectStorage:
         except BaseError as exc:
             raise OSError(f"{path}: {_summarize(exc)}") from exc
 
-    def list(self, folder: str) -> Mapping[str, int]:
+    def list(self, folder: str) -> Mapping[str, ListedFile]:
         try:
             objects = obstore.list_with_delimiter(self._store, folder or None)["objects"]
         except BaseError as exc:
             raise OSError(f"{folder}: {_summarize(exc)}") from exc
-        return {each["path"]: each["size"] for each in objects}
+        return {
+            each["path"]: ListedFile(each["size"], int(each["last_modified"].timestamp() * 1000))
+            for each in objects
+        }
 
     def sync(self, path: str) -> None:
         """Do nothing: an object is durable once it is there."""
