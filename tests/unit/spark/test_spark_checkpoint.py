@@ -11,12 +11,14 @@ from tallystick.spark.checkpoint import (
     find_local_folder,
     keep_schema_id,
     keep_start_offsets,
+    read_decision_locations,
     read_end_offsets,
     read_query_id,
     read_query_start,
+    write_decision_location,
 )
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.decide import NewCheckpoint, QueryStart
+from tallystick.spark.protocol.decide import DecisionLocation, NewCheckpoint, QueryStart
 
 OFFSETS = 'v1\n{"batchWatermarkMs":0}\n{"a":{"0":5}}\n{"b":{"0":1}}\n'
 START = {"a": {"0": 3}}
@@ -95,6 +97,21 @@ def test_how_a_query_begins_is_looked_at_for_resume_alone(folder: Path) -> None:
     assert read_query_start(options, "given") == replace(found, query_id="given", is_stateful=True)
     assert read_query_start(replace(options, on_new_checkpoint=NewCheckpoint.RESTART)) is None
     assert read_query_start(replace(options, checkpoint=None)) is None
+
+
+def test_each_prefix_has_a_note_of_its_own(folder: Path) -> None:
+    """[SPK-29] The first one where earlier versions look for it."""
+    homes = [DecisionLocation(prefix=prefix, location="topic t") for prefix in ("a", "b", "c")]
+    for home in homes:
+        write_decision_location(str(folder), home)
+    assert [read_decision_locations(str(folder), home.prefix) for home in homes] == [
+        (each,) for each in homes
+    ]
+    assert sorted(read_decision_locations(str(folder), "d"), key=lambda each: each.prefix) == homes
+    moved = DecisionLocation(prefix="a", location="topic u")
+    write_decision_location(str(folder), moved)
+    assert read_decision_locations(str(folder), "a") == (moved,)
+    assert json.loads((folder / "tallystick" / "decisions.json").read_text())["prefix"] == "a"
 
 
 def test_a_query_keeps_the_schema_that_it_began_with(folder: Path, tmp_path: Path) -> None:

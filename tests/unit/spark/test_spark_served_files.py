@@ -122,10 +122,10 @@ def test_a_checkpoint_of_another_scheme_is_the_drivers(worker: FilesAddress, tmp
     (tmp_path / "a" / "offsets" / "3").write_text("v1\n{}\n{}")
     assert checkpoint.read_query_id("far:/a") == "q"
     assert checkpoint.read_end_offsets("far:/a", 3) == "{}"
-    assert checkpoint.read_decision_location("far:/a") is None
+    assert checkpoint.read_decision_locations("far:/a", "p") == ()
     home = DecisionLocation(prefix="p", location="topic")
     checkpoint.write_decision_location("far:/a", home)
-    assert checkpoint.read_decision_location("far:/a") == home
+    assert checkpoint.read_decision_locations("far:/a", "p") == (home,)
     assert [checkpoint.keep_schema_id("far:/a", "s", lambda: 7), 7] == [7, 7]
     assert checkpoint.keep_schema_id("far:/a", "s", lambda: 8) == 7
     assert checkpoint.read_query_id("far:/new") is None

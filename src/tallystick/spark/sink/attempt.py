@@ -23,6 +23,7 @@ from tallystick.client.blocking.producer import Producer
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.check import check, require
 from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.options.sinks import name_topic
 from tallystick.spark.protocol.committable import BatchLease, Job, MicroBatch, Participant, RowChecksum, Vote
 from tallystick.spark.protocol.decide import TaskAction, plan_task
 from tallystick.spark.protocol.errors import InvalidRows, PrefixTaken, SinkError
@@ -65,6 +66,7 @@ def run_attempt(context: SinkContext, lease: BatchLease, job: Job, batches: Iter
         mode=mode,
         began_ms=lease.began_ms,
         last_nonce=lease.last_nonce,
+        sinks=(name_topic(context.options.topic),),
     )
 
 

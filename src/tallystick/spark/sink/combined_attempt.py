@@ -22,7 +22,7 @@ from tallystick.spark import sink as spark_sink
 from tallystick.spark import tracing
 from tallystick.spark.decisions.lake_row import encode_files
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
+from tallystick.spark.options.sinks import Sink, ToTable, ToTopic, name_sinks
 from tallystick.spark.protocol.committable import (
     BatchLease,
     Job,
@@ -96,6 +96,7 @@ class CombinedTask(Value, kw_only=True):
             mode=mode,
             began_ms=self.lease.began_ms,
             last_nonce=self.lease.last_nonce,
+            sinks=name_sinks(self.sinks),
         )
         return vote, attempt.moves
 
