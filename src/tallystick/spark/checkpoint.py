@@ -6,7 +6,7 @@
     tallystick/start-*.json  ours: the start offsets of a source
     tallystick/decisions.json  ours: the prefix and the place of the query's decisions
     tallystick/decisions-*.json  the same of a further prefix, of a query with several
-    tallystick/schema-*.json  ours: the id of the schema that a sink writes for a subject
+    tallystick/schema-*.json  ours: the schema that a sink writes for a subject, and its registry
 
 If the first batch is repeated, Spark asks a source for its start offsets again, and by then `latest` may be
 another place. Spark's own Kafka source keeps them in the checkpoint (`KafkaMicroBatchStream
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.value import Value
 from tallystick.spark import files as spark_files
 from tallystick.spark.files import served
 from tallystick.spark.files.folder import CheckpointFiles, LocalFiles
@@ -213,29 +214,64 @@ def keep_start_offsets(location: str, source: str, find: Callable[[], OffsetJson
     return offsets
 
 
-def keep_schema_id(
-    location: str | None, subject: str, find: Callable[[], int], *, create: bool = False
-) -> int:
-    """Return the id of the schema that a query writes for a subject: the one that it began with [SPK-30].
+class SchemaNote(Value, kw_only=True):
+    """The schema that a query writes for a subject.
+
+    schema_id    in the registry
+    format, fingerprint, registry  its format, what tells it from other schemas, and the registry's URL; empty
+                 if an earlier version wrote the note
+    """
+
+    subject: str
+    schema_id: int
+    format: str = ""
+    fingerprint: str = ""
+    registry: str = ""
+
+
+def keep_schema(
+    location: str | None,
+    subject: str,
+    find: Callable[[SchemaNote | None], SchemaNote],
+    *,
+    create: bool = False,
+) -> SchemaNote:
+    """Return the schema that a query writes for a subject: the one that it began with [SPK-30].
 
     A repeated batch then has the bytes that it had before, whatever was registered meanwhile. Without a
     checkpoint that this process can see it is that of `find` every time.
 
     Args:
+        find: returns the schema for a note, as the registry has it now; None for the latest one.
         create: the folder is the checkpoint, even if the query has not begun.
     Raises: BadCheckpoint; the errors of `find`.
     """
     files = open_checkpoint(location)
     if files is None or not (create or _is_checkpoint(files)):
-        return find()
+        return find(None)
     name = f"{_OWN_FOLDER}/schema-{sha256(subject.encode()).hexdigest()[:16]}.json"
+    before = _read_schema_note(files, name)
+    note = find(before)
+    if note != before:
+        fields = {"subject": note.subject, "id": note.schema_id, "format": note.format}
+        _write(
+            files, name, json.dumps({**fields, "fingerprint": note.fingerprint, "registry": note.registry})
+        )
+    return note
+
+
+def _read_schema_note(files: CheckpointFiles, name: str) -> SchemaNote | None:
     try:
         note = json.loads(files.read(name))
-        return int(note["id"])
+        return SchemaNote(
+            subject=str(note["subject"]),
+            schema_id=int(note["id"]),
+            format=str(note.get("format", "")),
+            fingerprint=str(note.get("fingerprint", "")),
+            registry=str(note.get("registry", "")),
+        )
     except FileNotFoundError:
-        schema_id = find()
-        _write(files, name, json.dumps({"subject": subject, "id": schema_id}))
-        return schema_id
+        return None
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise _cannot_read(files, name, exc) from exc
 

@@ -126,8 +126,9 @@ def test_a_checkpoint_of_another_scheme_is_the_drivers(worker: FilesAddress, tmp
     home = DecisionLocation(prefix="p", location="topic")
     checkpoint.write_decision_location("far:/a", home)
     assert checkpoint.read_decision_locations("far:/a", "p") == (home,)
-    assert [checkpoint.keep_schema_id("far:/a", "s", lambda: 7), 7] == [7, 7]
-    assert checkpoint.keep_schema_id("far:/a", "s", lambda: 8) == 7
+    kept = checkpoint.SchemaNote(subject="s", schema_id=7)
+    for _ in range(2):
+        assert checkpoint.keep_schema("far:/a", "s", lambda note: note or kept) == kept
     assert checkpoint.read_query_id("far:/new") is None
     assert checkpoint.read_query_id(str(tmp_path / "a")) == "q"
     with pytest.raises(checkpoint.BadCheckpoint, match="name node is away"):
