@@ -31,6 +31,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import Schema as DeltaSchema
 from deltalake.transaction import AddAction
 
+from tallystick.kernel.secret import chain, hide_logins
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake.delta_applications import LAST_CHECKPOINT, LOG_FOLDER, read_application_ids
 from tallystick.lake.entries import (
@@ -155,7 +156,8 @@ class DeltaLakeTable:
                 "DeltaTable.create(...) of deltalake, or CREATE TABLE ... USING delta"
             ) from exc
         except OSError as exc:  # an object store's, over several coloured lines
-            raise OSError(f"table {self._url}: {' '.join(_DECORATION.sub('', str(exc)).split())}") from exc
+            text = hide_logins(f"table {self._url}: {' '.join(_DECORATION.sub('', str(exc)).split())}")
+            raise OSError(text) from chain(exc)
         return self._table
 
     def _advance(self, table: DeltaTable) -> str | None:
@@ -244,7 +246,8 @@ class DeltaLakeTable:
             except Exception as exc:  # delta-rs raises its own classes, OSErrors and ValueErrors
                 outcome = self._look_up(next_version, entry)
                 level = logging.WARNING if outcome is CommitOutcome.UNKNOWN else logging.INFO
-                _log.log(level, "%s: version %d: %s: %s", self._url, next_version, outcome.name, exc)
+                why = hide_logins(str(exc))
+                _log.log(level, "%s: version %d: %s: %s", self._url, next_version, outcome.name, why)
                 if outcome is not CommitOutcome.COMMITTED:
                     return outcome
             try:
