@@ -30,6 +30,7 @@ from tallystick.spark.protocol.errors import InvalidRows, PrefixTaken, SinkError
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
 from tallystick.spark.sink.context import SinkContext
 from tallystick.spark.sink.next_producer import OpenedProducer
+from tallystick.spark.sink.rights import explain_missing_right
 from tallystick.spark.sink.row_checksum import checksum_columns
 
 _log = logging.getLogger("tallystick.spark")
@@ -47,6 +48,13 @@ def run_attempt(context: SinkContext, lease: BatchLease, job: Job, batches: Iter
             whose plan did not run to its end, since its state stores did not commit (SPARK-52008).
     Raises: SinkErrors, the client's errors; then this attempt leaves nothing open.
     """
+    with explain_missing_right(context.options):
+        return _run_attempt(context, lease, job, batches)
+
+
+def _run_attempt(
+    context: SinkContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]
+) -> Vote:
     action = plan_attempt(context.options, lease, job)
     chunks = _iter_chunks(batches)
     total, participant, mode = RowChecksum(), None, ""

@@ -36,6 +36,7 @@ from tallystick.spark.sink.attempt import check_lease, open_producer, plan_attem
 from tallystick.spark.sink.context import OpenContext, get_sink_context
 from tallystick.spark.sink.lake_batch import LakeTarget, drop_hash, open_data_files
 from tallystick.spark.sink.projection import HASH_COLUMN
+from tallystick.spark.sink.rights import explain_missing_right
 
 if TYPE_CHECKING:
     from tallystick.spark.decisions.database import DecisionDatabase
@@ -77,7 +78,7 @@ class CombinedTask(Value, kw_only=True):
         """Write or count the rows. Raises: SinkErrors, BadConfig, errors of client and database."""
         action = plan_attempt(self.options, self.lease, self.job)
         row_checksums = [RowChecksum()] * len(self.sinks)
-        with ExitStack() as stack:
+        with explain_missing_right(self.options), ExitStack() as stack:
             attempt = _CombinedAttempt(self, stack)
             for batch in batches:
                 for number, rows in _split_by_sink(batch):

@@ -37,6 +37,7 @@ from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
 from tallystick.spark.sink.next_producer import NextProducer
+from tallystick.spark.sink.rights import explain_missing_right
 from tallystick.spark.sink.worker_ids import WorkerIdPool, draw_name
 from tallystick.spark.sink.worker_names import acquire_name
 
@@ -186,7 +187,8 @@ class SinkContext:
 
     def run(self, coroutine: Coroutine[object, object, T], doing: str) -> T:
         limit_s = _REQUESTS_MAX * self._config.max_block_ms / 1000
-        return self._engine.run(coroutine, limit_s, f"{doing} for {self.options.prefix!r}")
+        with explain_missing_right(self.options):
+            return self._engine.run(coroutine, limit_s, f"{doing} for {self.options.prefix!r}")
 
     def close(self) -> None:
         """Close all connections. It may be called again."""

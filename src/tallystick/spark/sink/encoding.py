@@ -126,7 +126,7 @@ def _find_writer(place: SchemaPlace, field: FieldFormat, column_type: pa.DataTyp
                 f"{text}"
             ) from exc
 
-    def find(note: SchemaNote | None) -> SchemaNote:
+    def settle(note: SchemaNote | None) -> SchemaNote:
         schema = registry.find_schema(find_id()) if note is None else _find_noted(registry, note)
         return SchemaNote(
             subject=subject,
@@ -136,7 +136,7 @@ def _find_writer(place: SchemaPlace, field: FieldFormat, column_type: pa.DataTyp
             registry=registry.url,
         )
 
-    note = keep_schema(place.checkpoint, subject, find, create=place.create)
+    note = keep_schema(place.checkpoint, subject, settle, create=place.create)
     return name_message(registry.find_schema(note.schema_id), field)
 
 
