@@ -433,6 +433,7 @@ def _define(table: DeltaTable) -> TableDefinition:
         identity=str(metadata.id),
         schema=pa.schema(table.schema()),
         partition_columns=tuple(metadata.partition_columns),
+        is_append_only=metadata.configuration.get("delta.appendOnly", "false") == "true",
         problems=tuple(_find_problems(table)),
     )
 
