@@ -79,7 +79,7 @@ class TableUrl(Value):
     @property
     def is_path(self) -> bool:
         """True if the place is a path, which may be relative."""
-        return self.format == "delta" and "://" not in self.place and not self.is_catalog_name
+        return self.format == "delta" and not has_scheme(self.place) and not self.is_catalog_name
 
     @property
     def is_catalog_name(self) -> bool:
@@ -92,6 +92,11 @@ class TableUrl(Value):
 
     def __str__(self) -> str:
         return f"{self.format}:{self.place}"
+
+
+def has_scheme(place: str) -> bool:
+    """Return whether a place is a URI, such as dbfs:/a, file:/a or s3://a, and not a path."""
+    return _SCHEME.match(place) is not None
 
 
 def is_table_url(text: str) -> bool:
@@ -130,7 +135,7 @@ def find_url_problem(text: str) -> str | None:
             f"table {text}: is a name in Spark's catalog, which foreach_batch and pipelines look up, and "
             f"nothing else. Give the table's path; a relative one is delta:./{url.place}"
         )
-    if _SCHEME.match(url.folder) is not None and not url.is_in_object_store:
+    if has_scheme(url.folder) and not url.is_in_object_store:
         return (
             f"table {text}: must be in a folder that all its writers share, or in an object store "
             f"({', '.join(f'{each}://' for each in OBJECT_STORES)})"

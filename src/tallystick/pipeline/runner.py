@@ -147,10 +147,17 @@ class Running:
         self._exit_stack.close()
 
     def _stop_queries(self) -> None:
-        for output in self.definition.outputs:
-            query = self.queries.get(output.name)
-            if query is not None and query.isActive:
+        with ExitStack() as stack:  # a failure of one output leaves none of the others as it is
+            for output in reversed(self.definition.outputs):
+                if output.name in self.queries:
+                    stack.callback(self._stop_query, output)
+
+    def _stop_query(self, output: OutputDefinition) -> None:
+        query = self.queries[output.name]
+        if query.isActive:
+            try:
                 query.stop()
+            finally:
                 self._abort_unfinished(output)
 
     def _abort_unfinished(self, output: OutputDefinition) -> None:
