@@ -4,9 +4,9 @@ import pytest
 
 from tallystick.client.errors import NotAuthorized, build_broker_error
 from tallystick.kernel.codes import ErrorCode
+from tallystick.spark.options.rights import explain_missing_right
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.errors import MissingRight
-from tallystick.spark.sink.rights import explain_missing_right
 
 WORKER = "flights/w/0123456789abcdef/0"
 

@@ -4,7 +4,7 @@ A data source's hooks run in Python workers, which Spark starts beside its Java 
 program that made the session has one. `serve` makes it listen on the loopback address, and the data source
 carries address and token to the workers of the driver; tasks get neither.
 
-One request and one answer for each connection, each a line of JSON, after a short line with the token: nobody
+One request and one answer for each connection, each a line of JSON, after a short line with the token: no one
 without it makes this process read more than that. Only files that a checkpoint of ours has may be named.
 """
 

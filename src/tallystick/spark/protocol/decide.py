@@ -185,10 +185,10 @@ def refuse_moved_decisions(
     strange = own or [note for note in notes if note.prefix not in sibling_prefixes]
     if not strange or strange == [DecisionLocation(prefix=prefix, location=place or "")]:
         return None
-    noted = " and ".join(f"{note.prefix!r} with decisions in {note.location}" for note in strange)
+    places = " and ".join(f"{note.prefix!r} with decisions in {note.location}" for note in strange)
     now = "nowhere yet" if place is None else f"in {place}"
     return DecisionsMissing(
-        f"the checkpoint belongs to transactional.id.prefix {noted}; the query was started with {prefix!r} "
+        f"the checkpoint belongs to transactional.id.prefix {places}; the query was started with {prefix!r} "
         f"and decisions {now}. Batches decided there and not yet in the checkpoint would be written twice, "
         "so nothing was begun. Restore the old options; if the decisions were lost, compare the topic with "
         "the sources. If the change is intended, start the query once more as it was, so that no batch is "

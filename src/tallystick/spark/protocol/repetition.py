@@ -58,22 +58,22 @@ def judge_repetition(
     [SPK-22]
     """
     job = vote_summary.job
-    decided = _find_decided(last_decision, job)
+    before = _find_decided(last_decision, job)
     now = " and ".join(map(str, vote_summary.row_checksums))
-    if decided is None:
+    if before is None:
         count = 0 if last_decision is None else len(_list_decided(last_decision, job))
         return CheckpointsDiffer(
             f"checkpoint and decisions differ: {job} came again with {now}, and the decisions "
             f"tell only of the last {count}. It was neither written nor skipped. The checkpoint is an "
             "old one: restore a newer one, or begin anew with a new checkpoint and transactional.id.prefix"
         )
-    if decided.sinks and vote_summary.sinks and sorted(decided.sinks) != sorted(vote_summary.sinks):
-        return _judge_other_sinks(decided, vote_summary, rules)
-    if _are_same_rows(decided, vote_summary):
+    if before.sinks and vote_summary.sinks and sorted(before.sinks) != sorted(vote_summary.sinks):
+        return _judge_other_sinks(before, vote_summary, rules)
+    if _are_same_rows(before, vote_summary):
         return ""
-    then = " and ".join(map(str, decided.row_checksums))
-    changed = f"{job} came again with {now}; what was decided is {then}"
-    return _judge_changed_rows(last_decision, job, offsets, rules, changed)
+    then = " and ".join(map(str, before.row_checksums))
+    difference = f"{job} came again with {now}; what was decided is {then}"
+    return _judge_changed_rows(last_decision, job, offsets, rules, difference)
 
 
 def _list_decided(last_decision: Decision, job: Job) -> tuple[JobChecksums, ...]:
@@ -86,14 +86,14 @@ def _find_decided(last_decision: Decision | None, job: Job) -> JobChecksums | No
     return next((each for each in jobs if each.name == name), None)
 
 
-def _are_same_rows(decided: JobChecksums, vote_summary: VoteSummary) -> bool:
+def _are_same_rows(before: JobChecksums, vote_summary: VoteSummary) -> bool:
     """Compare the checksums, by sink where the sinks of both are known."""
-    if not decided.sinks or not vote_summary.sinks:
-        return decided.row_checksums == vote_summary.row_checksums
+    if not before.sinks or not vote_summary.sinks:
+        return before.row_checksums == vote_summary.row_checksums
     then, now = (
         sorted((name, each.rows, each.checksum) for name, each in zip(names, checksums, strict=True))
         for names, checksums in (
-            (decided.sinks, decided.row_checksums),
+            (before.sinks, before.row_checksums),
             (vote_summary.sinks, vote_summary.row_checksums),
         )
     )
@@ -101,10 +101,10 @@ def _are_same_rows(decided: JobChecksums, vote_summary: VoteSummary) -> bool:
 
 
 def _judge_other_sinks(
-    decided: JobChecksums, vote_summary: VoteSummary, rules: RepetitionRules
+    before: JobChecksums, vote_summary: VoteSummary, rules: RepetitionRules
 ) -> SinkError | str:
     job = vote_summary.job
-    then, now = " and ".join(decided.sinks), " and ".join(vote_summary.sinks)
+    then, now = " and ".join(before.sinks), " and ".join(vote_summary.sinks)
     text = f"this prefix has decided {job} for {then}, and now it came for {now}"
     if isinstance(job, BatchWrite):
         return CheckpointsDiffer(
@@ -122,15 +122,15 @@ def _judge_other_sinks(
 
 
 def _judge_changed_rows(
-    last_decision: Decision | None, job: Job, offsets: str | None, rules: RepetitionRules, changed: str
+    last_decision: Decision | None, job: Job, offsets: str | None, rules: RepetitionRules, difference: str
 ) -> SinkError | str:
-    stands = f"{changed}. What was decided stands, and nothing was written again: {_CAUSES}"
-    refused = f"checkpoint and decisions differ: {changed}. It was neither written again nor skipped. "
+    stands = f"{difference}. What was decided stands, and nothing was written again: {_CAUSES}"
+    refusal = f"checkpoint and decisions differ: {difference}. It was neither written again nor skipped. "
     if isinstance(job, BatchWrite):
         if rules.on_changed_rows is ChangedRows.SKIP:
             return stands
         return CheckpointsDiffer(
-            f"{refused}If these rows are to be written as well, give the write a name of its own. If they "
+            f"{refusal}If these rows are to be written as well, give the write a name of its own. If they "
             f"are the same rows computed anew ({_CAUSES}), onChangedRows=skip lets what was decided stand"
         )
     were = None
@@ -138,18 +138,18 @@ def _judge_changed_rows(
         were = last_decision.offsets
     if were is not None and offsets is not None and normalize_offsets(were) != normalize_offsets(offsets):
         return CheckpointsDiffer(
-            f"{refused}The decided batch ended at {_join(were)}, this one ends at {_join(offsets)}: the "
+            f"{refusal}The decided batch ended at {_join(were)}, this one ends at {_join(offsets)}: the "
             "checkpoint is another one than the query had, or an old copy. Restore the one that it had, or "
             "find out what the topic lacks, and go on with a new checkpoint and onNewCheckpoint"
         )
     if rules.on_changed_rows is ChangedRows.FAIL:
         return CheckpointsDiffer(
-            f"{refused}{_CAUSES}. onChangedRows=compare-offsets, the default, lets what was decided stand"
+            f"{refusal}{_CAUSES}. onChangedRows=compare-offsets, the default, lets what was decided stand"
         )
     if rules.on_changed_rows is ChangedRows.SKIP or (were is not None and offsets is not None):
         return stands
     return CheckpointsDiffer(
-        f"{refused}Either the checkpoint is an old copy, or {_CAUSES}. Which of them cannot be told, because "
+        f"{refusal}Either the checkpoint is an old copy, or {_CAUSES}. Which of them cannot be told, because "
         "the sources' offsets at the end of that batch are not known: give the sink checkpointLocation. If "
         "the checkpoint is the one that the query had, onChangedRows=skip lets what was decided stand, and "
         "the query goes on with its state"

@@ -22,6 +22,7 @@ import pyarrow as pa
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.check import check, require
+from tallystick.spark.options.rights import explain_missing_right
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import name_topic
 from tallystick.spark.protocol.committable import BatchLease, Job, MicroBatch, Participant, RowChecksum, Vote
@@ -30,7 +31,6 @@ from tallystick.spark.protocol.errors import InvalidRows, PrefixTaken, SinkError
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
 from tallystick.spark.sink.context import SinkContext
 from tallystick.spark.sink.next_producer import OpenedProducer
-from tallystick.spark.sink.rights import explain_missing_right
 from tallystick.spark.sink.row_checksum import checksum_columns
 
 _log = logging.getLogger("tallystick.spark")

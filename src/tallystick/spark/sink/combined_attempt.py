@@ -21,6 +21,7 @@ from tallystick.lake.data_files import DataFileWriter
 from tallystick.spark import sink as spark_sink
 from tallystick.spark import tracing
 from tallystick.spark.decisions.lake_row import encode_files
+from tallystick.spark.options.rights import explain_missing_right
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, ToTable, ToTopic, name_sinks
 from tallystick.spark.protocol.committable import (
@@ -36,7 +37,6 @@ from tallystick.spark.sink.attempt import check_lease, open_producer, plan_attem
 from tallystick.spark.sink.context import OpenContext, get_sink_context
 from tallystick.spark.sink.lake_batch import LakeTarget, drop_hash, open_data_files
 from tallystick.spark.sink.projection import HASH_COLUMN
-from tallystick.spark.sink.rights import explain_missing_right
 
 if TYPE_CHECKING:
     from tallystick.spark.decisions.database import DecisionDatabase

@@ -20,6 +20,7 @@ from tallystick.spark import tracing
 from tallystick.spark.checkpoint import read_decision_locations, write_decision_location
 from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.decisions.topic import DecisionTopic
+from tallystick.spark.options.rights import explain_missing_right
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import BatchLease, Decision, Vote
 from tallystick.spark.protocol.concurrency import run_both
@@ -37,7 +38,6 @@ from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
 from tallystick.spark.sink.next_producer import NextProducer
-from tallystick.spark.sink.rights import explain_missing_right
 from tallystick.spark.sink.worker_ids import WorkerIdPool, draw_name
 from tallystick.spark.sink.worker_names import acquire_name
 

@@ -71,23 +71,23 @@ class ForeachBatch(Value, kw_only=True):
         rows = project_sinks(frame, sinks)
         where = self._find_store(sinks, rows)
         context = self._open_context(where, sinks)
-        run_id = foreach_topic.find_run_id(frame)
         job = MicroBatch(foreach_topic.find_query_id(frame, self.query_id), batch_id)
         tracing.set_up(self.options.tracing_setup)
         with tracing.trace_part("spark batch", self.options.prefix, job) as trace:
-            trace.describe_votes(self._run_batch(context, job, run_id, sinks, where, rows))
+            trace.describe_votes(self._run_batch(context, job, sinks, where, rows))
 
     def _run_batch(
         self,
         context: SinkContext,
         job: MicroBatch,
-        run_id: str,
         sinks: tuple[Sink, ...],
         where: "DecisionDatabase | LakeTarget | None",
         rows: "DataFrame",
     ) -> list[Vote]:
         resuming = read_query_start(self.options, job.query_id)
-        lease = context.begin(query_id=job.query_id, resuming=resuming, run_id=run_id)
+        lease = context.begin(
+            query_id=job.query_id, resuming=resuming, run_id=foreach_topic.find_run_id(rows)
+        )
         work = CombinedTask(
             options=self.options,
             lease=lease,
