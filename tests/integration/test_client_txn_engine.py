@@ -1,6 +1,7 @@
 """Transactions over the producing engine: the gate, failed batches, version 1, lost answers, kill -9."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -16,6 +17,7 @@ from tallystick.client.errors import AbortRequired, ClientError, IllegalState, T
 from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
+from tallystick.client.transactions import engine
 from tallystick.client.transactions.engine import Completion, TransactionManager
 from tallystick.client.transactions.state import State
 from tallystick.kernel.errors import InDoubt
@@ -173,6 +175,22 @@ def test_a_record_that_fails_fails_its_transaction_alone(
 
     asyncio.run(run())
     assert both(broker, name, "b", "c")
+
+
+def test_a_mode_that_promises_less_is_warned_of_once_in_a_process(
+    broker: EmbeddedBroker, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark's sink has a producer for each transaction."""
+    monkeypatch.setattr(engine, "_TOLD_MODES", set())
+
+    async def run() -> None:
+        for _ in range(2):
+            async with producer(broker, name, RESUME) as one:
+                await one.txn.init()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert caplog.text.count("mode resume is in force") == 1
 
 
 def test_version_1_in_mode_resume(version_1: EmbeddedBroker, name: str) -> None:

@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.support.lake_tables import PREFIX, DeltaPlace, read_ids, write_files
 
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake.entries import CommitOutcome, LakeEntry
-from tallystick.lake.errors import UnusableTable
+from tallystick.lake.errors import SchemaDiffers, UnusableTable
 from tallystick.lake.names import parse_table_url
+from tallystick.lake.opening import LakeLocation
 from tallystick.lake.sweeping import look_for_orphans
 from tallystick.spark.decisions.lake_row import LakeRow
+from tallystick.spark.options.sinks import to_table
+from tallystick.spark.sink.lake_batch import prepare_target
 
 pytest.importorskip("deltalake", reason="needs the extra delta")
 
@@ -137,6 +141,25 @@ def test_a_table_that_was_created_again_is_another_one(place: Path, commits: int
     assert state.definition.identity != old.identity
     assert state.definition.schema.names == OTHER_SCHEMA.names
     assert state.entry is None
+
+
+def test_a_decision_for_a_table_that_was_created_again_is_told_as_that(place: Path) -> None:
+    """[LAK-1] Nobody else has claimed the prefix."""
+    row = open_row(place)
+    row.claim(OLD, lambda: True)
+    create_again(place, 0)
+    with pytest.raises(UnusableTable, match="does not know 'p/database' any more"):
+        row.forget(OLD)
+
+
+def test_an_upsert_into_an_append_only_table_is_refused_before_it_begins(place: Path) -> None:
+    """delta-rs refuses at the commit, which looks like one that has not arrived yet."""
+    DeltaTable(place).alter.set_table_properties({"delta.appendOnly": "true"})
+    location = LakeLocation(url=parse_table_url(f"delta:{place}"))
+    rows = StructType([StructField("id", LongType()), StructField("name", StringType())])
+    with pytest.raises(SchemaDiffers, match=r"has delta\.appendOnly=true.*Nothing was written"):
+        prepare_target(location, to_table(str(location.url), write="upsert", keys=["id"]), rows)
+    assert prepare_target(location, to_table(str(location.url)), rows).keys == ()
 
 
 def test_a_shorter_log_is_read_behind_an_old_checkpoint(place: Path) -> None:

@@ -15,11 +15,12 @@ from tests.support.lake_tables import PREFIX, SCHEMA, IcebergPlace, make_rows, r
 
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.settings import BadConfig
+from tallystick.lake import data_files
 from tallystick.lake.entries import CommitOutcome, LakeEntry
 from tallystick.lake.errors import EntryLost, UnusableTable
-from tallystick.lake.names import parse_table_url
+from tallystick.lake.names import digest_key, digest_owner, parse_table_url
 from tallystick.lake.schema import TableDefinition
-from tallystick.lake.sweeping import look_for_orphans
+from tallystick.lake.sweeping import look_for_orphans, remove_orphans
 from tallystick.spark.decisions.lake_row import LakeRow
 
 pytest.importorskip("pyiceberg", reason="needs the extra iceberg")
@@ -363,6 +364,34 @@ def test_an_upsert_into_a_table_of_others_files(place: IcebergPlace) -> None:
     assert commit(place, entry_of(OLD, "aa"), [2, 3], ["id"]) is CommitOutcome.COMMITTED
     names = dict(zip(*(place.read()[name].to_pylist() for name in ("id", "name")), strict=True))
     assert names == {1: "other 1", 2: "row 2", 3: "row 3"}
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_files_of_a_renamed_table_are_no_orphans_of_the_next_one(place: IcebergPlace, is_named: bool) -> None:
+    """[LAK-3] Both have the folder that the first name gave, and one query has written both.
+
+    Names of version 1 do not tell the table.
+    """
+
+    def name_file(_: str, *parts: Any) -> str:
+        key, owner, attempt, number = parts
+        return f"tallystick-{digest_key(key)}-{digest_owner(owner)}-{attempt}-{number}.parquet"
+
+    with pytest.MonkeyPatch.context() as patched:
+        if not is_named:
+            patched.setattr(data_files, "format_data_file_name", name_file)
+        commit(place, entry_of(OLD, "aa"), [1, 2, 3])
+        place.catalog.rename_table("flights.rows", "flights.rows_2025")
+        place.catalog.create_table("flights.rows", schema=SCHEMA)
+        commit(place, entry_of(NEW, "ab"))
+        table = place.open()
+        files = write_files(place, NEW, [100], attempt="ab")
+        table.commit(table.read(PREFIX).version, entry_of(NEW, "ac"), files, ())
+    report = look_for_orphans(place.open())
+    assert len(report.foreign if is_named else report.unplaced) == 1
+    assert not report.orphans
+    remove_orphans(place.open(), report)
+    assert place.catalog.load_table("flights.rows_2025").scan().to_arrow().num_rows == 3
 
 
 # --------------------------------------------------------------------------------------- tables refused

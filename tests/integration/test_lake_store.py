@@ -536,6 +536,10 @@ def test_orphans_of_an_id_are_removed_by_the_command(place: Path, capsys: pytest
     store.claim(ID)
     assert main([*words, "another", "--yes"]) == 0
     assert find_files(place) == left
+    assert main([*words, ID, "--yes"]) == 0
+    assert "orphan, written within --older-than" in capsys.readouterr().out
+    assert find_files(place) == left
+    words[2:2] = ["--older-than", "0"]
     assert main([*words, ID, "--dry-run"]) == 3
     assert main([*words, ID, "--yes"]) == 0
     assert find_files(place) == set()

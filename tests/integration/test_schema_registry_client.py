@@ -2,7 +2,9 @@
 
 import json
 import sys
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pyarrow as pa
@@ -11,18 +13,23 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import message_factory
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from tallystick._lazy import MissingLibrary
 from tallystick.schemas.avro import AvroDecoder
 from tallystick.schemas.columns import build_decoder
 from tallystick.schemas.model import (
     ColumnFormat,
+    FieldFormat,
+    RegistrySettings,
     RegistryUnavailable,
     ResolvedSchema,
     SchemaError,
     UnknownSchema,
 )
-from tallystick.schemas.registry import Registry, get_registry
+from tallystick.schemas.registry import Registry, get_registry, take_login
+from tallystick.spark.options.format_options import FormatOptions
+from tallystick.spark.sink.encoding import SchemaPlace, resolve_writer
 from tallystick.testing import SchemaRegistry
 from tallystick.testing.proto_files import compile_proto, read_descriptor
 from tallystick.testing.schema_registry import BODY_BYTES_MAX, RegistryState
@@ -70,7 +77,7 @@ def test_what_the_registry_does_not_know_is_told_from_what_it_does_not_say(
         client.look_up("t-value", TWO, ColumnFormat.AVRO)
     with pytest.raises(SchemaError, match="answered 409"):
         client.register("t-value", ONE.replace("int", "string"), ColumnFormat.AVRO)
-    for status in (401, 503):
+    for status in (401, 404, 503):
         tallystick_schema_registry.set_status(status)
         with pytest.raises(RegistryUnavailable, match=f"answered {status}"):
             client.find_latest("t-value")
@@ -186,3 +193,88 @@ def test_wrong_settings_and_missing_libraries_are_said(
         MissingLibrary, match=r"fastavro is not installed: pip install 'tallystick\[schemas\]'"
     ):
         AvroDecoder(ResolvedSchema(ONE), lambda _: ResolvedSchema(ONE))
+
+
+def test_a_gateways_404_says_nothing_about_a_schema(
+    client: Registry, tallystick_schema_registry: SchemaRegistry
+) -> None:
+    """It is redeployed, or has a wrong route: a record that is asked about is not malformed."""
+    tallystick_schema_registry.set_status(404)
+    with pytest.raises(RegistryUnavailable, match="is no answer of a registry"):
+        client.find_schema(1)
+
+
+@pytest.mark.parametrize("url", ["http://me:hunter2@127.0.0.1:1", "http://me:hunter2@127.0.0.1:port"])
+def test_a_login_in_the_url_is_used_and_shown_by_nothing(url: str) -> None:
+    with pytest.raises(SchemaError) as failed:
+        Registry({"url": url, "max.retries": "0"}).find_latest("t-value")
+    assert "hunter2" not in "".join(traceback.format_exception(failed.value))
+
+
+def test_logins_of_a_url_become_the_clients_setting() -> None:
+    urls = "http://me:a%40b@one:8081, http://me:a%40b@two:8081/r"
+    taken = take_login({"url": urls, "timeout": "3"})
+    assert taken == {
+        "url": "http://one:8081,http://two:8081/r",
+        "timeout": "3",
+        "basic.auth.user.info": "me:a@b",
+    }
+    assert take_login({"url": "http://one"}) == {"url": "http://one"}
+    for twice in (
+        {"url": "http://a:b@one", "basic.auth.user.info": "a:b"},
+        {"url": "http://a:b@x,http://c:d@y"},
+    ):
+        with pytest.raises(SchemaError, match="Give it once"):
+            take_login(twice)
+
+
+# ------------------------------------------------------------------------------ the schema of a query
+
+
+def write_orders(registry: SchemaRegistry, checkpoint: Path) -> ResolvedSchema:
+    """Return the schema that a query writes, as at each of its batches."""
+    settings = RegistrySettings(url=registry.url, **{"max.retries": "0"})
+    field = FieldFormat(field="value", format=ColumnFormat.AVRO)
+    place = SchemaPlace(
+        formats=FormatOptions(value=field, registry=settings),
+        topic="orders",
+        checkpoint=str(checkpoint),
+        create=True,
+    )
+    return resolve_writer(place, field, StructType([StructField("a", IntegerType(), nullable=False)]))
+
+
+def test_a_query_writes_its_schema_in_another_registry_under_the_id_that_it_has_there(tmp_path: Path) -> None:
+    """[SPK-30] The same number is another schema there, with the same fields."""
+    refund = ONE.replace('"P"', '"Refund"')
+    with SchemaRegistry() as first, SchemaRegistry() as second, SchemaRegistry() as third:
+        first.register("orders-value", ONE)
+        assert write_orders(first, tmp_path).schema_id == 1
+        first.register("orders-value", TWO)
+        assert write_orders(first, tmp_path) == ResolvedSchema(ONE, 1)
+        second.register("refunds-value", refund)
+        with pytest.raises(SchemaError, match="does not have that schema under this subject"):
+            write_orders(second, tmp_path)
+        second.register("orders-value", json.dumps(json.loads(ONE), indent=1))
+        second.register("orders-value", TWO)
+        assert write_orders(second, tmp_path).schema_id == 2
+        assert write_orders(second, tmp_path).schema_id == 2
+        third.register("orders-value", refund)
+        with pytest.raises(SchemaError, match=f"in {second.url}, and the registry at {third.url} does not"):
+            write_orders(third, tmp_path)
+
+
+def test_a_note_with_an_id_alone_counts_if_it_is_one_of_the_subjects(tmp_path: Path) -> None:
+    """[SPK-30] Earlier versions noted no more."""
+    with SchemaRegistry() as registry:
+        registry.register("refunds-value", ONE.replace('"P"', '"Refund"'))
+        registry.register("orders-value", ONE)
+        registry.register("orders-value", TWO)
+        assert write_orders(registry, tmp_path).schema_id == 3
+        (note,) = (tmp_path / "tallystick").iterdir()
+        note.write_text('{"subject": "orders-value", "id": 2}')
+        assert write_orders(registry, tmp_path).schema_id == 2
+        assert json.loads(note.read_text())["registry"] == registry.url
+        note.write_text('{"subject": "orders-value", "id": 1}')
+        with pytest.raises(SchemaError, match="began with schema 1 of subject"):
+            write_orders(registry, tmp_path)

@@ -115,6 +115,9 @@ def test_a_write_with_a_name_is_done_once(place: Place) -> None:
     with pytest.raises(PySparkException, match=r"write 'a' came again with 101 rows"):
         more.write.format("tallystick").options(**place.options, **{"write.id": "a"}).mode("append").save()
     assert place.written().total() == 100
+    elsewhere = {**place.options, "topic": f"{place.options['topic']}.other", "write.id": "a"}
+    with pytest.raises(PySparkException, match=r"this prefix has decided write 'a' for topic"):
+        frame.write.format("tallystick").options(**elsewhere).mode("append").save()
     assert place.open_transactions() == []
 
 

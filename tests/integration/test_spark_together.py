@@ -208,6 +208,72 @@ def test_a_replayed_batch_with_other_rows_stops_the_query(place: Place) -> None:
     place.check(0)
 
 
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_a_replayed_batch_that_was_computed_anew_stands_as_it_was_decided(place: Place) -> None:
+    """[SPK-22] The sources' offsets are the same, as the driver sees in the checkpoint."""
+    where = {"checkpointLocation": str(place.folder / "checkpoint")}
+    place.add(0)
+    place.run(**where)
+    place.lose_commit(0)
+    place.run(place.stream().where("id <> '0-3'"), **where)
+    place.check(0)
+    place.lose_commit(0)
+    with pytest.raises(StreamingQueryException, match="floating-point numbers added in another order"):
+        place.run(place.stream().where("id <> '0-3'"), onChangedRows="fail", **where)
+
+
+class TwoTopics:
+    """A query with two `foreach_batch` functions, each of one topic."""
+
+    def __init__(self, place: Place, *prefixes: str) -> None:
+        self.place = place
+        self.topics = [f"{place.topic}.{number}" for number in range(2)]
+        with Admin(place.client) as admin:
+            admin.create_topics([NewTopic(name=name, partitions=1) for name in self.topics]).all()
+        where = {"checkpointLocation": str(place.folder / "checkpoint")}
+        self.writes = [
+            foreach_batch({**place.options, **where, "transactional.id.prefix": prefix, "topic": topic})
+            for prefix, topic in zip(prefixes, self.topics, strict=True)
+        ]
+
+    def run(self) -> None:
+        def write(frame: DataFrame, number: int) -> None:
+            for each in self.writes:
+                each(frame.selectExpr("id AS value"), number)
+
+        writer = self.place.stream().writeStream.foreachBatch(write)
+        checkpointed = writer.option("checkpointLocation", str(self.place.folder / "checkpoint"))
+        checkpointed.trigger(availableNow=True).start().awaitTermination()
+
+    def count(self) -> list[int]:
+        return [len(committed_records(self.place.client, topic, 1)) for topic in self.topics]
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_two_functions_with_prefixes_of_their_own(place: Place) -> None:
+    """[SPK-29] Each has a note of its own in the checkpoint."""
+    two = TwoTopics(place, "two.a", "two.b")
+    place.add(0)
+    two.run()
+    place.lose_commit(0)
+    two.run()
+    place.add(1)
+    two.run()
+    assert two.count() == [2 * ROWS, 2 * ROWS]
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_two_functions_under_one_prefix_are_refused(place: Place) -> None:
+    """[SPK-22] What was decided for one topic was not written to the other."""
+    two = TwoTopics(place, "shared", "shared")
+    place.add(0)
+    with pytest.raises(
+        StreamingQueryException, match=f"decided batch 0 of query .* for topic {two.topics[0]}"
+    ):
+        two.run()
+    assert two.count() == [ROWS, 0]
+
+
 def test_expressions_and_state(place: Place) -> None:
     """Each sink its own rows and columns, of a stateful query; a batch without rows is a batch."""
     place.add(0)

@@ -34,7 +34,7 @@ from tallystick.kernel.errors import InDoubt, TallystickError
 from tallystick.lake.entries import CommitOutcome, LakeEntry
 from tallystick.lake.names import format_data_file_name
 from tallystick.lake.orphans import find_orphans
-from tallystick.lake.ports import DataFile, TableFiles, TableState
+from tallystick.lake.ports import DataFile, ListedFile, TableFiles, TableState
 from tallystick.lake.schema import TableDefinition
 from tallystick.lake.sweeping import look_for_orphans, remove_orphans
 from tallystick.spark.decisions.lake_row import LakeRow, encode_files
@@ -167,13 +167,13 @@ class ToyTable:
     def add_columns(self, wanted: TableDefinition) -> None:
         raise NotImplementedError
 
-    def list_data_files(self) -> Mapping[str, int]:
-        return {name: len(rows) for name, rows in self._world.files.items()}
+    def list_data_files(self) -> Mapping[str, ListedFile]:
+        return {name: ListedFile(len(rows)) for name, rows in self._world.files.items()}
 
     def read_files(self) -> TableFiles:
         names = {name for version in self._world.versions for name in version.files}
         owners = {each.entry.key: each.entry.owner for each in self._world.versions if each.entry is not None}
-        return TableFiles(referenced=names, owners=owners)
+        return TableFiles(identity=DEFINITION.identity, referenced=names, owners=owners, past_owners={})
 
     def remove(self, path: str) -> None:
         del self._world.files[path]
@@ -268,7 +268,9 @@ class Driver:
         return vote, files
 
     def write(self, lease: BatchLease, rows: range) -> DataFile:
-        name = format_data_file_name(PREFIX, str(lease.coordinator), f"{len(self.world.files):x}", 0)
+        name = format_data_file_name(
+            DEFINITION.identity, PREFIX, str(lease.coordinator), f"{len(self.world.files):x}", 0
+        )
         self.world.files[name] = rows
         return DataFile(
             path=name,
@@ -493,7 +495,7 @@ def test_a_sweep_beside_a_driver_that_begins_keeps_its_files() -> None:
                 if self.looks == 2:
                     run_in_thread(begin())
 
-            def list_data_files(self) -> Mapping[str, int]:
+            def list_data_files(self) -> Mapping[str, ListedFile]:
                 self.look()
                 return super().list_data_files()
 

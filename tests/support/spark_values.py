@@ -27,6 +27,7 @@ TALLIES = st.builds(RowChecksum, NUMBERS, st.integers(0, 2**64 - 1))
 PARTICIPANTS = st.builds(Participant, transactional_id=TEXTS, identity=IDENTITIES)
 _SINKS = st.lists(TALLIES, max_size=2).map(tuple)
 
+_NAMES = st.lists(TEXTS, max_size=2).map(tuple)
 LEASES = st.builds(
     BatchLease,
     nonce=TEXTS,
@@ -48,6 +49,7 @@ VOTES = st.builds(
     is_skipped=st.booleans(),
     mode=TEXTS,
     began_ms=NUMBERS,
+    sinks=_NAMES,
 )
 DECISIONS = st.builds(
     Decision,
@@ -56,8 +58,8 @@ DECISIONS = st.builds(
     transaction_version=st.integers(0, 2),
     decided_ms=NUMBERS,
     query_id=st.none() | TEXTS,
-    batches=st.lists(st.builds(JobChecksums, NUMBERS, _SINKS), max_size=4).map(tuple),
-    writes=st.lists(st.builds(JobChecksums, TEXTS, _SINKS), max_size=4).map(tuple),
+    batches=st.lists(st.builds(JobChecksums, NUMBERS, _SINKS, _NAMES), max_size=4).map(tuple),
+    writes=st.lists(st.builds(JobChecksums, TEXTS, _SINKS, _NAMES), max_size=4).map(tuple),
     mode=TEXTS,
     offsets=st.none() | TEXTS,
     number=NUMBERS,

@@ -67,6 +67,11 @@ class Address(Value):
         if separator and protocol.upper() not in SECURITY_PROTOCOLS:
             raise ValueError(f"{text!r}: no such security protocol, only {', '.join(SECURITY_PROTOCOLS)}")
         host, _, port = address.rpartition(":")
+        if "@" in address:
+            raise ValueError(
+                "an address has an @, as if a login stood before it: a broker's login is in sasl.username "
+                "and sasl.password"
+            )
         if not host.strip("[]") or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
             raise ValueError(f"{text!r} is not host:port")
         return cls(host.strip("[]"), int(port))

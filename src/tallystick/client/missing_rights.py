@@ -113,12 +113,13 @@ def describe_missing_right(api: str, code: int, name: str = "") -> str:
     if operation is None:
         return ""
     resource, option = _OPTIONS[code]
-    also = ""
+    also = more = ""
     if api == "InitProducerId" and code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         also = ", with two-phase commit TwoPhaseCommit as well"  # KIP-939
+        more = " (and --operation TwoPhaseCommit)"
     if name:
         resource += f" {name!r}"
     return (
         f"{operation} on {resource} is needed{also}: tallystick acls create --allow-principal User:NAME "
-        f"--operation {operation} {option.format(quote(name) if name else 'NAME')}"
+        f"--operation {operation} {option.format(quote(name) if name else 'NAME')}{more}"
     )

@@ -10,11 +10,15 @@ from msgspec.structs import force_setattr
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.limits import REASON_LENGTH_MAX
+from tallystick.kernel.secret import hide_logins
 from tallystick.kernel.value import Value
 
 
 class TallystickError(Exception):
-    """Root of every exception this package raises on purpose."""
+    """Root of every exception this package raises on purpose. Its texts show no login of a URL."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(hide_logins(each) if isinstance(each, str) else each for each in args))
 
 
 class Effect(Enum):

@@ -5,10 +5,44 @@ a log line, an exception, the plan of a Spark query. Only `reveal` gives the tex
 lists every place that has it.
 """
 
+import re
 from hmac import compare_digest
 from typing import Final
 
 HIDDEN: Final = "[hidden]"
+
+# A password ends at the last @ before a path; one with a slash, that should have been %2F, at the next @, if
+# what follows the colon is no port.
+_PASSWORD: Final = re.compile(
+    r"(://[^\s'\"<>/?#:@\[]*:)(?!\d*(?:[/?#,\s]|$))(?:[^\s'\"<>/?#]*|(?:(?!://)[^\s'\"<>])*?)@"
+)
+# Without a colon it may be a token; elsewhere it is a user, or a container of Azure's.
+_TOKEN: Final = re.compile(r"(https?://)[^\s'\"<>/?#:@]+@")
+_PARAMETER: Final = re.compile(
+    r"([?&;](?:[^=&\s]*(?:password|passwd|pwd|secret|token)[^=&\s]*|sig)=)[^&\s'\"]+", re.IGNORECASE
+)
+
+
+def hide_logins(text: str) -> str:
+    """Return a text without the passwords and tokens of the URLs in it.
+
+    What a library says of a URL, a person reads in a log, a terminal or Spark's UI.
+    """
+    if "://" not in text:
+        return text
+    text = _TOKEN.sub(rf"\1{HIDDEN}@", _PASSWORD.sub(rf"\1{HIDDEN}@", text))
+    return _PARAMETER.sub(rf"\1{HIDDEN}", text)
+
+
+def chain(error: BaseException) -> BaseException | None:
+    """Return an error as the cause of another; None if the traceback of it would show a login."""
+    each: BaseException | None = error
+    while each is not None:
+        text = str(each)
+        if hide_logins(text) != text:
+            return None
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return error
 
 
 class Secret:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, dataclass_transform
 import msgspec
 from msgspec import field
 
+from tallystick.kernel.secret import hide_logins
+
 if TYPE_CHECKING:
     from dataclasses import replace as replace  # type checkers check the arguments by this name
 else:
@@ -25,7 +27,7 @@ REPR_BYTES_MAX = 64
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Value(msgspec.Struct, frozen=True):
-    """A frozen value. Its repr gives the size of long bytes in place of their content."""
+    """A frozen value. Its repr has the size of long bytes, not their content, and no login of a URL."""
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={brief_repr(getattr(self, name))}" for name in self.__struct_fields__)
@@ -36,4 +38,4 @@ def brief_repr(content: object) -> str:
     """Return the repr, or the size if it is long: a log line must not carry a megabyte."""
     if isinstance(content, (bytes, bytearray, memoryview)) and len(content) > REPR_BYTES_MAX:
         return f"<{len(content)} bytes>"
-    return repr(content)
+    return hide_logins(repr(content))

@@ -169,7 +169,9 @@ class DataFileWriter:
 
     def _open(self, file: _OpenFile, schema: pa.Schema) -> None:
         name = self._name
-        file.path = format_data_file_name(name.key, name.owner, name.attempt, len(self._paths))
+        file.path = format_data_file_name(
+            self._definition.identity, name.key, name.owner, name.attempt, len(self._paths)
+        )
         self._paths.append(file.path)
         file.sink = self._storage.create(file.path)
         file.writer = pq.ParquetWriter(

@@ -31,6 +31,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import Schema as DeltaSchema
 from deltalake.transaction import AddAction
 
+from tallystick.kernel.secret import chain, hide_logins
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake.delta_applications import LAST_CHECKPOINT, LOG_FOLDER, read_application_ids
 from tallystick.lake.entries import (
@@ -48,7 +49,7 @@ from tallystick.lake.names import (
     format_application_id,
     parse_application_id,
 )
-from tallystick.lake.ports import DataFile, TableFiles, TableState
+from tallystick.lake.ports import DataFile, ListedFile, TableFiles, TableState
 from tallystick.lake.schema import TableDefinition, find_added_columns
 from tallystick.lake.storage import Storage, map_files, open_storage
 from tallystick.lake.upserts import find_key_problem, format_assignments, format_key_predicate
@@ -156,7 +157,8 @@ class DeltaLakeTable:
                 "DeltaTable.create(...) of deltalake, or CREATE TABLE ... USING delta"
             ) from exc
         except OSError as exc:  # an object store's, over several coloured lines
-            raise OSError(f"table {self._url}: {' '.join(_DECORATION.sub('', str(exc)).split())}") from exc
+            text = hide_logins(f"table {self._url}: {' '.join(_DECORATION.sub('', str(exc)).split())}")
+            raise OSError(text) from chain(exc)
         except BaseException as exc:  # a panic of Rust's is no Exception
             if _FORKED_TEXT not in str(exc):
                 raise
@@ -253,7 +255,8 @@ class DeltaLakeTable:
             except Exception as exc:  # delta-rs raises its own classes, OSErrors and ValueErrors
                 outcome = self._look_up(next_version, entry)
                 level = logging.WARNING if outcome is CommitOutcome.UNKNOWN else logging.INFO
-                _log.log(level, "%s: version %d: %s: %s", self._url, next_version, outcome.name, exc)
+                why = hide_logins(str(exc))
+                _log.log(level, "%s: version %d: %s: %s", self._url, next_version, outcome.name, why)
                 if outcome is not CommitOutcome.COMMITTED:
                     return outcome
             try:
@@ -338,7 +341,7 @@ class DeltaLakeTable:
 
     # ---- files
 
-    def list_data_files(self) -> Mapping[str, int]:
+    def list_data_files(self) -> Mapping[str, ListedFile]:
         try:
             return self.storage.list("")
         except FileNotFoundError:
@@ -347,9 +350,11 @@ class DeltaLakeTable:
     def read_files(self) -> TableFiles:
         with self._lock:
             table = self._refresh()
+            identity = str(table.metadata().id)
             referenced = set(pa.table(table.get_add_actions())["path"].to_pylist())
             names = sorted(name for name in self.storage.list(LOG_FOLDER) if name.endswith(".json"))
         owners: dict[str, str] = {}
+        past_owners: dict[str, set[str]] = {}
         for text in map_files(self.storage, self.storage.read, names):
             if text is None:
                 continue  # cleaned up meanwhile
@@ -359,7 +364,8 @@ class DeltaLakeTable:
                         referenced.add(unquote(action[kind]["path"]))
             if (entry := _find_entry(text)) is not None:
                 owners[entry.key] = entry.owner
-        return TableFiles(referenced=referenced, owners=owners)
+                past_owners.setdefault(entry.key, set()).add(entry.owner)
+        return TableFiles(identity=identity, referenced=referenced, owners=owners, past_owners=past_owners)
 
     def list_keys(self) -> Collection[str]:
         with self._lock:
@@ -436,6 +442,7 @@ def _define(table: DeltaTable) -> TableDefinition:
         identity=str(metadata.id),
         schema=pa.schema(table.schema()),
         partition_columns=tuple(metadata.partition_columns),
+        is_append_only=metadata.configuration.get("delta.appendOnly", "false") == "true",
         problems=tuple(_find_problems(table)),
     )
 

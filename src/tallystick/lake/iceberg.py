@@ -43,6 +43,7 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.utils.properties import property_as_bool
 
+from tallystick.kernel.secret import chain, hide_logins
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake.data_files import AttemptName
 from tallystick.lake.entries import (
@@ -75,7 +76,7 @@ from tallystick.lake.names import (
     parse_application_id,
     parse_data_file_name,
 )
-from tallystick.lake.ports import DataFile, TableFiles, TableState
+from tallystick.lake.ports import DataFile, ListedFile, TableFiles, TableState
 from tallystick.lake.schema import TableDefinition, find_added_columns
 from tallystick.lake.storage import Storage, map_files, sync_file
 from tallystick.lake.upserts import find_key_problem
@@ -201,7 +202,7 @@ class IcebergLakeTable:
                 f"table {self._url}: pyiceberg cannot open the catalog {self._catalog_name}: {exc} "
                 f"({type(exc).__name__}). Configure it in .pyiceberg.yaml, with "
                 f"PYICEBERG_CATALOG__{name}__URI and its like, or with storage options"
-            ) from exc
+            ) from chain(exc)
         try:
             return self._catalog.load_table(self._identifier)
         except (NoSuchTableError, NoSuchNamespaceError) as exc:
@@ -241,7 +242,8 @@ class IcebergLakeTable:
             except Exception as exc:  # of pyiceberg, of the catalog's client, of the storage
                 outcome, location = self._look_up(table.metadata, entry, is_refused=isinstance(exc, _Refused))
                 level = logging.WARNING if outcome is CommitOutcome.UNKNOWN else logging.INFO
-                _log.log(level, "%s: commit %s: %s: %s", self._url, entry.commit, outcome.name, exc)
+                why = hide_logins(str(exc))
+                _log.log(level, "%s: commit %s: %s: %s", self._url, entry.commit, outcome.name, why)
                 if outcome is not CommitOutcome.COMMITTED:
                     return outcome
             try:
@@ -308,7 +310,8 @@ class IcebergLakeTable:
             commits = {_read_summary(each).get(_COMMIT) for each in table.metadata.snapshots}
             current = None if kept is None else decode_entry(kept)
         except Exception as exc:  # of the catalog's client
-            _log.warning("%s: commit %s cannot be looked up: %s", self._url, entry.commit, exc)
+            why = hide_logins(str(exc))
+            _log.warning("%s: commit %s cannot be looked up: %s", self._url, entry.commit, why)
             return CommitOutcome.UNKNOWN, ""
         moved = _read_version(table.metadata) > _read_version(before)
         entry_there = entry if entry.commit in commits else current
@@ -348,7 +351,7 @@ class IcebergLakeTable:
 
     # ---- files
 
-    def list_data_files(self) -> Mapping[str, int]:
+    def list_data_files(self) -> Mapping[str, ListedFile]:
         with self._lock:
             storage = self._open_storage(self._refresh())
         try:
@@ -368,9 +371,16 @@ class IcebergLakeTable:
         )
         # A name of ours is in one place alone, so the rest of the path does not matter.
         names = (path.rpartition("/")[2] for path in paths)
+        past_owners: dict[str, set[str]] = {}
+        for snapshot in table.metadata.snapshots:
+            summary = _read_summary(snapshot)
+            if _KEY in summary:
+                past_owners.setdefault(summary[_KEY], set()).add(summary.get(_OWNER, ""))
         return TableFiles(
+            identity=str(table.metadata.table_uuid),
             referenced={name for name in names if parse_data_file_name(name) is not None},
             owners=dict(self._list_owners(table.metadata)),
+            past_owners=past_owners,
         )
 
     def _list_owners(self, metadata: TableMetadata) -> Iterator[tuple[str, str]]:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileInfo, FileSelector, FileType
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from tallystick.lake.names import StorageOptions
+from tallystick.lake.ports import ListedFile
 from tallystick.lake.storage import LocalStorage, Storage, open_folder
 
 # Of a FileIO, and no others: what a catalog has beside them may be its own login, or no text.
@@ -98,13 +99,13 @@ class FileIoStorage:
         except FileNotFoundError:
             return None
 
-    def list(self, folder: str) -> Mapping[str, int]:
+    def list(self, folder: str) -> Mapping[str, ListedFile]:
         assert isinstance(self._io, PyArrowFileIO)  # `find_storage_problem`
         scheme, authority, place = PyArrowFileIO.parse_location(self._locate(folder), self._io.properties)
         system = self._io.fs_by_scheme(scheme, authority)
         files = system.get_file_info(FileSelector(place, allow_not_found=True))
         return {
-            f"{folder}/{each.base_name}".lstrip("/"): each.size
+            f"{folder}/{each.base_name}".lstrip("/"): ListedFile(each.size, _read_time(each))
             for each in files
             if each.type is FileType.File
         }
@@ -118,3 +119,7 @@ class FileIoStorage:
 
     def find_fence_problem(self) -> str | None:
         return None
+
+
+def _read_time(file: FileInfo) -> int | None:
+    return None if file.mtime_ns is None else int(file.mtime_ns) // 1_000_000

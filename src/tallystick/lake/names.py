@@ -6,11 +6,13 @@
     tallystick:pipeline.flights/database  the application id of a key in Delta's log, in Iceberg its tag: of a
                                           query's prefix
     tallystick:dual-write:payments-1      and of a dual writer's transactional id
-    tallystick-<key>-<owner>-<attempt>-<number>.parquet
-                                          a data file: digests of the key and of the owner that wrote it, a
-                                          random name for the attempt, and a number within that attempt
+    tallystick-<table>-<key>-<owner>-<attempt>-<number>.parquet
+                                          a data file: digests of its table's identity, of the key and of the
+                                          owner that wrote it, a random name for the attempt, and a number
+                                          within that attempt; version 1 wrote names without a table
 
-The owner in a file's name is what tells an orphan from a file of a live attempt: see `orphans`.
+Table and owner in a file's name are what tells an orphan from a file of another table, or of a live attempt:
+see `orphans`.
 """
 
 import re
@@ -31,8 +33,10 @@ _WRITER_PREFIX: Final = "dual-write:"
 _ICEBERG_PARTS_MIN: Final = 3
 _KEY_DIGITS: Final = 16
 _OWNER_DIGITS: Final = 12
+_TABLE_DIGITS: Final = 12
 _DATA_FILE: Final = re.compile(
-    rf"tallystick-([0-9a-f]{{{_KEY_DIGITS}}})-([0-9a-f]{{{_OWNER_DIGITS}}})-([0-9a-f]+)-([0-9]+)\.parquet"
+    rf"tallystick-(?:([0-9a-f]{{{_TABLE_DIGITS}}})-)?([0-9a-f]{{{_KEY_DIGITS}}})-"
+    rf"([0-9a-f]{{{_OWNER_DIGITS}}})-([0-9a-f]+)-([0-9]+)\.parquet"
 )
 OBJECT_STORES: Final = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "azure")
 """Schemes of the object stores that delta-rs and obstore both have."""
@@ -75,7 +79,7 @@ class TableUrl(Value):
     @property
     def is_path(self) -> bool:
         """True if the place is a path, which may be relative."""
-        return self.format == "delta" and "://" not in self.place and not self.is_catalog_name
+        return self.format == "delta" and not has_scheme(self.place) and not self.is_catalog_name
 
     @property
     def is_catalog_name(self) -> bool:
@@ -88,6 +92,11 @@ class TableUrl(Value):
 
     def __str__(self) -> str:
         return f"{self.format}:{self.place}"
+
+
+def has_scheme(place: str) -> bool:
+    """Return whether a place is a URI, such as dbfs:/a, file:/a or s3://a, and not a path."""
+    return _SCHEME.match(place) is not None
 
 
 def is_table_url(text: str) -> bool:
@@ -126,7 +135,7 @@ def find_url_problem(text: str) -> str | None:
             f"table {text}: is a name in Spark's catalog, which foreach_batch and pipelines look up, and "
             f"nothing else. Give the table's path; a relative one is delta:./{url.place}"
         )
-    if _SCHEME.match(url.folder) is not None and not url.is_in_object_store:
+    if has_scheme(url.folder) and not url.is_in_object_store:
         return (
             f"table {text}: must be in a folder that all its writers share, or in an object store "
             f"({', '.join(f'{each}://' for each in OBJECT_STORES)})"
@@ -167,11 +176,17 @@ def parse_writer_key(key: str) -> str | None:
 
 
 class DataFileName(Value):
-    """The parsed name of a data file of ours."""
+    """The parsed name of a data file of ours; the names of version 1 have no `table_digest`."""
 
+    table_digest: str | None
     key_digest: str
     owner_digest: str
     attempt: str
+
+
+def digest_table(identity: str) -> str:
+    """Return the digest of a table's identity, as data files have it."""
+    return sha256(identity.encode()).hexdigest()[:_TABLE_DIGITS]
 
 
 def digest_key(key: str) -> str:
@@ -184,16 +199,18 @@ def digest_owner(owner: str) -> str:
     return sha256(owner.encode()).hexdigest()[:_OWNER_DIGITS]
 
 
-def format_data_file_name(key: str, owner: str, attempt: str, number: int) -> str:
+def format_data_file_name(table: str, key: str, owner: str, attempt: str, number: int) -> str:
     """Return the name of a data file.
 
     Args:
+        table: the identity of its table, which a renamed table keeps.
         attempt: hexadecimal digits that no other attempt has.
     """
-    return f"tallystick-{digest_key(key)}-{digest_owner(owner)}-{attempt}-{number}.parquet"
+    digests = f"{digest_table(table)}-{digest_key(key)}-{digest_owner(owner)}"
+    return f"tallystick-{digests}-{attempt}-{number}.parquet"
 
 
 def parse_data_file_name(name: str) -> DataFileName | None:
     """Parse the name of a data file; None for a file that another writer named."""
     match = _DATA_FILE.fullmatch(name)
-    return None if match is None else DataFileName(match[1], match[2], match[3])
+    return None if match is None else DataFileName(*match.groups()[:-1])

@@ -17,7 +17,9 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
+from tallystick.kernel.secret import HIDDEN, chain, hide_logins
 from tallystick.kernel.settings import BadConfig
+from tallystick.lake.ports import ListedFile
 
 PART_BYTES: Final = 8 * 1024 * 1024
 """Size of an upload's parts, of which S3 takes 10,000 of 5 MiB or more."""
@@ -73,8 +75,8 @@ class ObjectStorage:
         except (BaseError, OSError, ValueError) as exc:
             raise BadConfig(
                 f"{url}: the options of the storage do not suit obstore, which writes the data files: "
-                f"{_summarize(exc)}"
-            ) from exc
+                f"{_hide_values(_summarize(exc), options)}"
+            ) from None  # its text quotes the value that it does not take, which may be a key
 
     def create(self, path: str) -> "_Upload":
         return _Upload(
@@ -94,7 +96,7 @@ class ObjectStorage:
         except FileNotFoundError:
             return None
         except BaseError as exc:
-            raise OSError(f"{path}: {_summarize(exc)}") from exc
+            raise OSError(f"{path}: {_summarize(exc)}") from chain(exc)
 
     def size(self, path: str) -> int | None:
         try:
@@ -102,14 +104,17 @@ class ObjectStorage:
         except FileNotFoundError:
             return None
         except BaseError as exc:
-            raise OSError(f"{path}: {_summarize(exc)}") from exc
+            raise OSError(f"{path}: {_summarize(exc)}") from chain(exc)
 
-    def list(self, folder: str) -> Mapping[str, int]:
+    def list(self, folder: str) -> Mapping[str, ListedFile]:
         try:
             objects = obstore.list_with_delimiter(self._store, folder or None)["objects"]
         except BaseError as exc:
-            raise OSError(f"{folder}: {_summarize(exc)}") from exc
-        return {each["path"]: each["size"] for each in objects}
+            raise OSError(f"{folder}: {_summarize(exc)}") from chain(exc)
+        return {
+            each["path"]: ListedFile(each["size"], int(each["last_modified"].timestamp() * 1000))
+            for each in objects
+        }
 
     def sync(self, path: str) -> None:
         """Do nothing: an object is durable once it is there."""
@@ -126,7 +131,7 @@ class ObjectStorage:
         except AlreadyExistsError:
             return None
         except BaseError as exc:
-            raise OSError(f"{PROBE_PATH}: {_summarize(exc)}") from exc
+            raise OSError(f"{PROBE_PATH}: {_summarize(exc)}") from chain(exc)
         return "the store has overwritten an object that was to be created only if absent (If-None-Match)"
 
 
@@ -143,7 +148,7 @@ class _Upload:
         try:
             count: int = self._writer.write(content)
         except BaseError as exc:
-            raise OSError(_summarize(exc)) from exc
+            raise OSError(_summarize(exc)) from chain(exc)
         self._size_bytes += count
         return count
 
@@ -168,7 +173,7 @@ class _Upload:
         try:
             self._writer.close()
         except BaseError as exc:
-            raise OSError(_summarize(exc)) from exc
+            raise OSError(_summarize(exc)) from chain(exc)
 
 
 def _split_options(options: Mapping[str, str]) -> dict[str, Any]:
@@ -218,5 +223,12 @@ def _parse_duration(text: str) -> timedelta:
 
 
 def _summarize(error: Exception) -> str:
-    """Return an error without the structures of Rust that follow it."""
-    return str(error).partition("\n\nDebug source:")[0].strip()
+    """Return an error without the structures of Rust that follow it, and without a login."""
+    return hide_logins(str(error).partition("\n\nDebug source:")[0].strip())
+
+
+def _hide_values(text: str, options: Mapping[str, str]) -> str:
+    """Return a text that does not quote the values of options, the longest of them first."""
+    for value in sorted(filter(None, options.values()), key=len, reverse=True):
+        text = text.replace(f'"{value}"', HIDDEN).replace(f"'{value}'", HIDDEN).replace(f"`{value}`", HIDDEN)
+    return text

@@ -35,15 +35,26 @@ class TableState(Value, kw_only=True):
     definition: TableDefinition
 
 
+class ListedFile(Value):
+    """A file of a table's storage; `modified_ms` is None where the storage does not tell."""
+
+    size_bytes: int
+    modified_ms: int | None = None
+
+
 class TableFiles(Value, kw_only=True):
     """Which files a table names, and who owns its keys.
 
-    referenced  the files of its last version, and all that its kept log has added or removed
-    owners      the last owner of each key, from the kept log
+    identity     of the table
+    referenced   the files of its last version, and all that its kept log has added or removed
+    owners       the last owner of each key, from the kept log
+    past_owners  all owners of each key that the kept log tells of
     """
 
+    identity: str
     referenced: Collection[str]
     owners: Mapping[str, str]
+    past_owners: Mapping[str, Collection[str]]
 
 
 class LakeTable(Protocol):
@@ -95,8 +106,8 @@ class LakeTable(Protocol):
     def add_columns(self, wanted: TableDefinition) -> None:
         """Add the columns that the table lacks, in a commit of its own."""
 
-    def list_data_files(self) -> Mapping[str, int]:
-        """Return the data files of this writer's names in the storage, with their size."""
+    def list_data_files(self) -> Mapping[str, ListedFile]:
+        """Return the files in the folder of the table's data files, which may have those of another table."""
 
     def read_files(self) -> TableFiles:
         """Read which files the table names. Raises: UnusableTable; errors of the storage."""

@@ -24,6 +24,7 @@ class TableDefinition(Value, kw_only=True):
     schema             its columns as Arrow has them; a field that is not nullable takes no null
     partition_columns  in the table's order, if they are all there is to its partitions
     layout             what else the writer of its data files needs, in the words of its format
+    is_append_only     the table refuses every commit that removes a row
     file_options       by which a task reaches the place of its data files; no part of a comparison
     problems           why a writer like this one must not write the table; empty if it may
     """
@@ -32,6 +33,7 @@ class TableDefinition(Value, kw_only=True):
     schema: pa.Schema
     partition_columns: tuple[str, ...] = ()
     layout: str = ""
+    is_append_only: bool = False
     file_options: StorageOptions = NO_OPTIONS
     problems: tuple[str, ...] = ()
 

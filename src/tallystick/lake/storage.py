@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, TypeVar
 from tallystick import lake
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake.names import TableUrl, find_url_problem
+from tallystick.lake.ports import ListedFile
 
 T = TypeVar("T")
 
@@ -39,8 +40,8 @@ class Storage(Protocol):
     def size(self, path: str) -> int | None:
         """Return the size of a file in bytes; None if there is none."""
 
-    def list(self, folder: str) -> Mapping[str, int]:
-        """Return the files of a folder, not of those below it, and their size."""
+    def list(self, folder: str) -> Mapping[str, ListedFile]:
+        """Return the files of a folder, not of those below it."""
 
     def sync(self, path: str) -> None:
         """Make a file that another library has written durable, with its name."""
@@ -91,14 +92,16 @@ class LocalStorage:
         except FileNotFoundError:
             return None
 
-    def list(self, folder: str) -> Mapping[str, int]:
+    def list(self, folder: str) -> Mapping[str, ListedFile]:
         base = self._root / folder
-        sizes = {}
+        files = {}
         for entry in os.scandir(base):
             with suppress(FileNotFoundError):  # removed meanwhile
                 if entry.is_file():
-                    sizes[f"{folder}/{entry.name}".lstrip("/")] = entry.stat().st_size
-        return sizes
+                    status = entry.stat()
+                    modified_ms = status.st_mtime_ns // 1_000_000
+                    files[f"{folder}/{entry.name}".lstrip("/")] = ListedFile(status.st_size, modified_ms)
+        return files
 
     def sync(self, path: str) -> None:
         sync_file(self._root / path)

@@ -14,6 +14,7 @@ from tallystick.pipeline.definition import (
     TableSink,
     TopicSink,
 )
+from tallystick.pipeline.loops import find_loops
 from tallystick.spark.options.format_options import REGISTRY_PREFIX, parse_format_options
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import parse_sink_options
@@ -73,11 +74,16 @@ def build_sink_options(
 
 def check_definition(definition: Definition) -> None:
     """Validate a definition without a cluster or Spark. Raises: BadConfig with all problems."""
-    client = _PLACEHOLDER_CLIENT if definition.kafka is None else definition.kafka
-    problems = [*_find_problems(definition, client)]
+    problems = list_problems(definition)
     if problems:
-        # A wrong setting of [kafka] is reported for every source or output: drop the duplicates.
-        raise BadConfig("\n".join(dict.fromkeys(problems)))
+        raise BadConfig("\n".join(problems))
+
+
+def list_problems(definition: Definition) -> list[str]:
+    """Return all problems of a definition, each with its key's path."""
+    client = _PLACEHOLDER_CLIENT if definition.kafka is None else definition.kafka
+    # A wrong setting of [kafka] is reported for every source or output: drop the duplicates.
+    return list(dict.fromkeys(_find_problems(definition, client)))
 
 
 def _find_problems(definition: Definition, client: Mapping[str, str]) -> Iterator[str]:
@@ -92,6 +98,7 @@ def _find_problems(definition: Definition, client: Mapping[str, str]) -> Iterato
             yield from _prefix_paths(str(exc), f"sources.{source.name}.options")
         if any(name.lower().startswith("key.") for name in source.options):
             yield f"sources.{source.name}.options: key.format: the key of a view is bytes, in column `_key`"
+    yield from find_loops(definition)
     for i, transform in enumerate(definition.transforms):
         if (transform.sql is None) == (transform.function is None):
             yield f"transforms[{i}]: {transform.name} needs either sql or a function, and not both"

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from msgspec import Meta, field
 
 from tallystick.kernel.value import Value, replace
-from tallystick.lake.names import is_table_url, parse_table_url
+from tallystick.lake.names import has_scheme, is_table_url, parse_table_url
 from tallystick.pipeline.toml_reader import Settings, Texts
 from tallystick.schemas.model import ColumnFormat
 
@@ -300,7 +300,7 @@ class Definition(Value, kw_only=True):
         """Return a copy with relative paths resolved against `folder` instead of the current directory."""
 
         def placed(path: str) -> str:
-            return path if "://" in path or path.startswith("/") else f"{folder}/{path}"
+            return path if has_scheme(path) or path.startswith("/") else f"{folder}/{path}"
 
         def placed_sink(sink: SinkDefinition) -> SinkDefinition:
             if not isinstance(sink, TableSink) or not sink.is_lake_table:

@@ -11,6 +11,7 @@ from typing import Final
 from tallystick.client.net.metadata import is_topic_name
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
+from tallystick.pipeline.clients import list_problems
 from tallystick.pipeline.definition import (
     REGISTERED,
     Definition,
@@ -33,6 +34,8 @@ from tallystick.pipeline.toml_reader import Problems, Settings, TomlTable
 _NAME_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
 _VARIABLE_PATTERN: Final = re.compile(r"\$(?:\$|\{([^}]*)\})")
 _AVAILABLE_NOW: Final = "available-now"
+# What every interval has; the rest is Spark's to read.
+_INTERVAL_PATTERN: Final = re.compile(r"\d.*(second|minute|hour|day|week)", re.IGNORECASE | re.DOTALL)
 
 
 def parse_definition(text: str, source: str, variables: Mapping[str, str] | None = None) -> Definition:
@@ -50,6 +53,9 @@ def parse_definition(text: str, source: str, variables: Mapping[str, str] | None
     problems = Problems(source)
     filled = _substitute_in_table(document, "", dict(variables or {}), problems)
     definition = _parse_definition(TomlTable(filled, "", problems))
+    if problems:  # then those of settings, too, which are found in the definition as a whole
+        for problem in list_problems(definition):
+            problems.add_new(*problem.split(": ", 1))
     problems.raise_if_any()
     return definition
 
@@ -111,6 +117,8 @@ def _check_top_level(top: TomlTable, definition: Definition) -> None:
             "trigger",
             "is an interval, like '5 seconds'; `tallystick run --once` reads what is there and ends",
         )
+    elif definition.trigger is not None and not _INTERVAL_PATTERN.search(definition.trigger):
+        top.report("trigger", f"{definition.trigger!r} is no interval of Spark's, like '5 seconds'")
     modes = [mode.value for mode in Mode]
     for mode in definition.modes:
         if mode not in modes:

@@ -1,7 +1,8 @@
 """Records of an output: the rows of its view for each topic sink, and the dead letters of its sources.
 
 All sinks of an output form one query, so each row becomes one record for each topic sink. The dead letters of
-a source belong to the first output that reads it, and are decided with the batch they came in.
+a source belong to the first output by name that reads it, wherever it is in the file, and are decided with
+the batch they came in.
 """
 
 import re
@@ -32,7 +33,7 @@ _HEADERS: Final = "array<struct<key:string,value:binary>>"
 
 def dead_letter_sources(definition: Definition, output: OutputDefinition) -> tuple[SourceDefinition, ...]:
     """Return the sources whose malformed values are written with this output."""
-    earlier = definition.outputs[: definition.outputs.index(output)]
+    earlier = [other for other in definition.outputs if other.name < output.name]
     sources_of_earlier = {source.name for other in earlier for source in _sources_read_by(definition, other)}
     return tuple(
         source

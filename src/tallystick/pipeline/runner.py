@@ -39,7 +39,7 @@ from tallystick.pipeline.output_query import (
 from tallystick.pipeline.progress import Progress, parse_progress
 from tallystick.pipeline.status import DecisionWatch
 from tallystick.pipeline.views import declare_views
-from tallystick.spark.checkpoint import find_local_folder, read_decision_location
+from tallystick.spark.checkpoint import find_local_folder, read_decision_locations
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
 from tallystick.spark.registration import register
@@ -147,10 +147,17 @@ class Running:
         self._exit_stack.close()
 
     def _stop_queries(self) -> None:
-        for output in self.definition.outputs:
-            query = self.queries.get(output.name)
-            if query is not None and query.isActive:
+        with ExitStack() as stack:  # a failure of one output leaves none of the others as it is
+            for output in reversed(self.definition.outputs):
+                if output.name in self.queries:
+                    stack.callback(self._stop_query, output)
+
+    def _stop_query(self, output: OutputDefinition) -> None:
+        query = self.queries[output.name]
+        if query.isActive:
+            try:
                 query.stop()
+            finally:
                 self._abort_unfinished(output)
 
     def _abort_unfinished(self, output: OutputDefinition) -> None:
@@ -216,8 +223,8 @@ def check_checkpoints(definition: Definition) -> None:
     problems = []
     for output in definition.outputs:
         checkpoint = checkpoint_location(definition, output)
-        noted = _read_prefix(checkpoint)
         prefix = definition.prefix_of(output) + (DATABASE_SUFFIX if output.database else "")
+        noted = _read_prefix(checkpoint, prefix)
         # Notes of earlier versions lack the place of the decisions.
         if noted not in (None, prefix, definition.prefix_of(output)):
             problems.append(
@@ -230,10 +237,10 @@ def check_checkpoints(definition: Definition) -> None:
         raise BadConfig("\n".join(problems))
 
 
-def _read_prefix(checkpoint: str) -> str | None:
-    home = read_decision_location(checkpoint)
-    if home is not None:
-        return home.prefix
+def _read_prefix(checkpoint: str, prefix: str) -> str | None:
+    homes = read_decision_locations(checkpoint, prefix)
+    if homes:
+        return homes[0].prefix
     folder = find_local_folder(checkpoint)
     owner = None if folder is None else folder / _PREFIX_FILE
     return None if owner is None or not owner.exists() else owner.read_text().strip()

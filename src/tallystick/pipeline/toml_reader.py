@@ -31,17 +31,29 @@ class Problems:
         """Collect problems of `source`, the name of the document in messages: its file."""
         self._source = source
         self._problems: list[str] = []
+        self._parts: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._problems)
 
     def add(self, path: str, problem: str) -> None:
         self._problems.append(f"{self._source}: {path}: {problem}")
+        self._parts.add(_name_part(path))
+
+    def add_new(self, path: str, problem: str) -> None:
+        """Add a problem, unless one of the same part is there, which may be its cause."""
+        if _name_part(path) not in self._parts:
+            self._problems.append(f"{self._source}: {path}: {problem}")
 
     def raise_if_any(self) -> None:
         """Raise BadConfig with all problems, one per line, if there are any."""
         if self._problems:
             raise BadConfig("\n".join(self._problems))
+
+
+def _name_part(path: str) -> str:
+    """Return the part of a document that a key is in, such as `sources.orders`."""
+    return ".".join(path.split(".")[:2])
 
 
 class TomlTable:

@@ -5,10 +5,12 @@ The wire format: a zero byte, the schema's id in four bytes (big-endian), and th
 Source: Confluent Schema Registry documentation, "Wire format" and "Subject name strategy".
 """
 
+import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from hashlib import sha256
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
@@ -131,6 +133,22 @@ class ResolvedSchema(Value):
     format: ColumnFormat = ColumnFormat.AVRO
     reference_names: tuple[str, ...] = ()
     message: str | None = None
+
+
+def fingerprint(schema: ResolvedSchema) -> str:
+    """Return what tells a schema from others, in whatever registry it is and under whatever id."""
+    texts = [_normalize(schema, text) for text in (schema.text, *schema.references)]
+    return sha256(json.dumps([schema.format, *texts, *schema.reference_names]).encode()).hexdigest()
+
+
+def _normalize(schema: ResolvedSchema, text: str) -> str:
+    """Return the text of a schema without its spacing, which a registry may change."""
+    if schema.format is ColumnFormat.PROTOBUF:
+        return text
+    try:
+        return json.dumps(json.loads(text), sort_keys=True)
+    except ValueError:
+        return text
 
 
 def check_format(schema: ResolvedSchema, field: FieldFormat) -> None:

@@ -5,10 +5,12 @@ does not know is not remembered here: it may be registered a moment later.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tallystick import _lazy
+from tallystick.kernel.secret import chain
 from tallystick.schemas.model import (
     ColumnFormat,
     RegistryUnavailable,
@@ -32,6 +34,12 @@ _NUMBERS: Final = (
     "timeout",
 )
 _REFERENCES_MAX: Final = 500
+_VERSIONS_MAX: Final = 500
+_MESSAGE_LENGTH_MAX: Final = 500
+_USER_INFO: Final = "basic.auth.user.info"
+# A gateway before the registry answers 404, too, and then nothing is known of the schema.
+# Source: Confluent's API reference, "Errors": subject, version and schema not found.
+_UNKNOWN_CODES: Final = (40401, 40402, 40403)
 _SERIALIZED: Final = "serialized"
 """The format in which a registry answers with the descriptor of a Protobuf file, in place of its text."""
 
@@ -47,15 +55,15 @@ class Registry:
         Raises: SchemaError for settings it does not take; MissingLibrary.
         """
         self._module = _load_client()
-        self._url = settings.get("url", "")
-        texts = _DEFAULTS | dict(settings)
+        texts = _DEFAULTS | take_login(settings)
+        self.url = texts.get("url", "")
         try:
             values = {name: float(text) if name in _NUMBERS else text for name, text in texts.items()}
             self._client = self._module.SchemaRegistryClient(values)
             # The client caches schemas by id, whatever format they were asked for in.
             self._descriptor_client = self._module.SchemaRegistryClient(values)
         except (TypeError, ValueError, OSError) as exc:
-            raise SchemaError(f"schema.registry.*: {exc}") from exc
+            raise SchemaError(f"schema.registry.*: {exc}") from chain(exc)
 
     def find_schema(self, schema_id: int) -> ResolvedSchema:
         """Return the schema of an id. Raises: UnknownSchema; SchemaError."""
@@ -67,6 +75,16 @@ class Registry:
         self._client.clear_latest_caches()
         answer = self._ask(f"subject {subject!r}", lambda: self._client.get_latest_version(subject))
         return self._resolve(answer.schema, answer.schema_id)
+
+    def find_versions(self, subject: str) -> Iterator[ResolvedSchema]:
+        """Yield the versions of a subject, the latest first. Raises: UnknownSchema."""
+        versions = self._ask(f"subject {subject!r}", lambda: self._client.get_versions(subject))
+        for version in sorted(versions, reverse=True)[:_VERSIONS_MAX]:
+            answer = self._ask(
+                f"version {version} of subject {subject!r}",
+                lambda at=version: self._client.get_version(subject, at),  # type: ignore[misc]
+            )
+            yield self._resolve(answer.schema, answer.schema_id)
 
     def look_up(self, subject: str, text: str, column_format: ColumnFormat) -> ResolvedSchema:
         """Return a schema with its id, if it is registered under a subject. Raises: UnknownSchema."""
@@ -143,15 +161,45 @@ class Registry:
         try:
             return call()
         except self._module.SchemaRegistryError as exc:
-            text = f"the schema registry at {self._url} answered {exc.http_status_code} about {subject}: "
-            text += str(exc.error_message)
-            if exc.http_status_code == 404:
+            text = f"the schema registry at {self.url} answered {exc.http_status_code} about {subject}: "
+            text += str(exc.error_message)[:_MESSAGE_LENGTH_MAX]
+            if exc.error_code in _UNKNOWN_CODES:
                 raise UnknownSchema(text) from exc
-            error = SchemaError if exc.http_status_code in (409, 422, 501) else RegistryUnavailable
-            raise error(text) from exc
+            is_refusal = exc.http_status_code in (409, 422, 501) and _is_registrys(exc.error_code)
+            if exc.http_status_code == 404:
+                text += ". That is no answer of a registry, but of what stands before it, or at another path"
+            raise (SchemaError if is_refusal else RegistryUnavailable)(text) from exc
         except Exception as exc:  # the client raises those of its HTTP library
-            text = f"the schema registry at {self._url} cannot be asked about {subject}"
-            raise RegistryUnavailable(f"{text}: {type(exc).__name__}: {exc}") from exc
+            text = f"the schema registry at {self.url} cannot be asked about {subject}"
+            raise RegistryUnavailable(f"{text}: {type(exc).__name__}: {exc}") from chain(exc)
+
+
+def take_login(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return settings whose URLs have no login, which the client would show wherever it shows them.
+
+    Raises: SchemaError if there are several logins.
+    """
+    texts = dict(settings)
+    urls, logins = [], set()
+    for url in texts.get("url", "").split(","):
+        parts = urlsplit(url.strip())
+        login, at, hosts = parts.netloc.rpartition("@")
+        urls.append(urlunsplit(parts._replace(netloc=hosts)) if at else url.strip())
+        if at:
+            logins.add(unquote(login))
+    if not logins:
+        return texts
+    if len(logins) > 1 or _USER_INFO in texts:
+        raise SchemaError(
+            "schema.registry.url: the client has one login, in the URL of all its hosts, or in "
+            f"schema.registry.{_USER_INFO}. Give it once"
+        )
+    return {**texts, "url": ",".join(urls), _USER_INFO: logins.pop()}
+
+
+def _is_registrys(error_code: object) -> bool:
+    """Return whether a registry gave this error code: the client makes up -1, or none, for other answers."""
+    return isinstance(error_code, int) and error_code > 0
 
 
 _REGISTRIES: Final[dict[tuple[int, tuple[tuple[str, str], ...]], Registry]] = {}

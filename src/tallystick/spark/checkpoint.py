@@ -5,7 +5,8 @@
     state/                   Spark's: exists if the query keeps state
     tallystick/start-*.json  ours: the start offsets of a source
     tallystick/decisions.json  ours: the prefix and the place of the query's decisions
-    tallystick/schema-*.json  ours: the id of the schema that a sink writes for a subject
+    tallystick/decisions-*.json  the same of a further prefix, of a query with several
+    tallystick/schema-*.json  ours: the schema that a sink writes for a subject, and its registry
 
 If the first batch is repeated, Spark asks a source for its start offsets again, and by then `latest` may be
 another place. Spark's own Kafka source keeps them in the checkpoint (`KafkaMicroBatchStream
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.value import Value
 from tallystick.spark import files as spark_files
 from tallystick.spark.files import served
 from tallystick.spark.files.folder import CheckpointFiles, LocalFiles
@@ -36,7 +38,9 @@ _LOCAL_URI: Final = re.compile("file:(?://(?:localhost)?(?=/))?(/(?:[^/].*)?)")
 _SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
 _OWN_FOLDER: Final = "tallystick"
 _START_FILE: Final = re.compile(r"start-.*\.json")
-_LOCATION_FILE: Final = f"{_OWN_FOLDER}/decisions.json"
+_LOCATION_NAME: Final = "decisions.json"
+_LOCATION_FILE: Final = f"{_OWN_FOLDER}/{_LOCATION_NAME}"
+_FURTHER_LOCATION_NAME: Final = re.compile(r"decisions-[0-9a-f]{16}\.json")
 _HEADER_LINES: Final = 2
 """Number of lines before the offsets: the log's version, and the batch's settings (Spark's OffsetSeqLog)."""
 
@@ -128,28 +132,57 @@ def read_query_start(options: SinkOptions, query_id: str | None = None) -> Query
     )
 
 
-def read_decision_location(location: str | None) -> DecisionLocation | None:
-    """Return the location of the query's decisions, as noted in its checkpoint; None without a note.
+def read_decision_locations(location: str | None, prefix: str) -> tuple[DecisionLocation, ...]:
+    """Return where the decisions of a prefix are, as noted in the checkpoint of its query.
+
+    Without a note of this prefix, return those of all others; nothing without any.
 
     Raises: BadCheckpoint.
     """
     files = open_checkpoint(location)
     if files is None:
-        return None
+        return ()
+    for name in (_LOCATION_FILE, _name_location_file(prefix)):
+        note = _read_location(files, name)
+        if note is not None and note.prefix == prefix:
+            return (note,)
     try:
-        note = json.loads(files.read(_LOCATION_FILE))
+        names = [
+            f"{_OWN_FOLDER}/{name}"
+            for name in files.list_names(_OWN_FOLDER)
+            if name == _LOCATION_NAME or _FURTHER_LOCATION_NAME.fullmatch(name)
+        ]
+    except OSError as exc:
+        raise _cannot_read(files, _OWN_FOLDER, exc) from exc
+    return tuple(note for name in names if (note := _read_location(files, name)) is not None)
+
+
+def write_decision_location(location: str | None, home: DecisionLocation) -> None:
+    """Note the location of a prefix's decisions, if the checkpoint is a query's. Raises: BadCheckpoint.
+
+    A note of another prefix stays: it belongs to another sink of the query.
+    """
+    files = open_checkpoint(location)
+    if files is None or not _is_checkpoint(files):
+        return
+    first = _read_location(files, _LOCATION_FILE)
+    is_first = first is None or first.prefix == home.prefix
+    name = _LOCATION_FILE if is_first else _name_location_file(home.prefix)
+    _write(files, name, json.dumps({"prefix": home.prefix, "place": home.location}))
+
+
+def _name_location_file(prefix: str) -> str:
+    return f"{_OWN_FOLDER}/decisions-{sha256(prefix.encode()).hexdigest()[:16]}.json"
+
+
+def _read_location(files: CheckpointFiles, name: str) -> DecisionLocation | None:
+    try:
+        note = json.loads(files.read(name))
         return DecisionLocation(prefix=str(note["prefix"]), location=str(note["place"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise _cannot_read(files, _LOCATION_FILE, exc) from exc
-
-
-def write_decision_location(location: str | None, home: DecisionLocation) -> None:
-    """Note the location of the decisions, if the checkpoint is a query's. Raises: BadCheckpoint."""
-    files = open_checkpoint(location)
-    if files is not None and _is_checkpoint(files):
-        _write(files, _LOCATION_FILE, json.dumps({"prefix": home.prefix, "place": home.location}))
+        raise _cannot_read(files, name, exc) from exc
 
 
 def keep_start_offsets(location: str, source: str, find: Callable[[], OffsetJson]) -> OffsetJson:
@@ -181,29 +214,64 @@ def keep_start_offsets(location: str, source: str, find: Callable[[], OffsetJson
     return offsets
 
 
-def keep_schema_id(
-    location: str | None, subject: str, find: Callable[[], int], *, create: bool = False
-) -> int:
-    """Return the id of the schema that a query writes for a subject: the one that it began with [SPK-30].
+class SchemaNote(Value, kw_only=True):
+    """The schema that a query writes for a subject.
+
+    schema_id    in the registry
+    format, fingerprint, registry  its format, what tells it from other schemas, and the registry's URL; empty
+                 if an earlier version wrote the note
+    """
+
+    subject: str
+    schema_id: int
+    format: str = ""
+    fingerprint: str = ""
+    registry: str = ""
+
+
+def keep_schema(
+    location: str | None,
+    subject: str,
+    find: Callable[[SchemaNote | None], SchemaNote],
+    *,
+    create: bool = False,
+) -> SchemaNote:
+    """Return the schema that a query writes for a subject: the one that it began with [SPK-30].
 
     A repeated batch then has the bytes that it had before, whatever was registered meanwhile. Without a
     checkpoint that this process can see it is that of `find` every time.
 
     Args:
+        find: returns the schema for a note, as the registry has it now; None for the latest one.
         create: the folder is the checkpoint, even if the query has not begun.
     Raises: BadCheckpoint; the errors of `find`.
     """
     files = open_checkpoint(location)
     if files is None or not (create or _is_checkpoint(files)):
-        return find()
+        return find(None)
     name = f"{_OWN_FOLDER}/schema-{sha256(subject.encode()).hexdigest()[:16]}.json"
+    before = _read_schema_note(files, name)
+    note = find(before)
+    if note != before:
+        fields = {"subject": note.subject, "id": note.schema_id, "format": note.format}
+        _write(
+            files, name, json.dumps({**fields, "fingerprint": note.fingerprint, "registry": note.registry})
+        )
+    return note
+
+
+def _read_schema_note(files: CheckpointFiles, name: str) -> SchemaNote | None:
     try:
         note = json.loads(files.read(name))
-        return int(note["id"])
+        return SchemaNote(
+            subject=str(note["subject"]),
+            schema_id=int(note["id"]),
+            format=str(note.get("format", "")),
+            fingerprint=str(note.get("fingerprint", "")),
+            registry=str(note.get("registry", "")),
+        )
     except FileNotFoundError:
-        schema_id = find()
-        _write(files, name, json.dumps({"subject": subject, "id": schema_id}))
-        return schema_id
+        return None
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise _cannot_read(files, name, exc) from exc
 

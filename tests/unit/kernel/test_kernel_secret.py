@@ -7,8 +7,9 @@ from typing import cast
 
 import pytest
 
-from tallystick.kernel.secret import Secret
+from tallystick.kernel.secret import Secret, chain, hide_logins
 from tallystick.kernel.settings import BadConfig, SettingType, build_config, list_settings, setting
+from tallystick.kernel.value import Value
 
 TEXT = "hunter2"
 
@@ -17,6 +18,10 @@ TEXT = "hunter2"
 class SecretiveConfig:
     ssl_key_password: Secret | None = setting(None, "A password.", kind=SettingType.PASSWORD)
     port: int = setting(1, "A number.", low=1)
+
+
+class Holder(Value):
+    text: str
 
 
 def test_no_way_of_printing_shows_the_text() -> None:
@@ -52,3 +57,34 @@ def test_a_problem_elsewhere_does_not_show_it() -> None:
     with pytest.raises(BadConfig) as caught:
         build_config(SecretiveConfig, {"ssl.key.password": TEXT, "port": "0", "ssl.key.pasword": TEXT})
     assert TEXT not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at http://me:hunter2@host:1/x", "at http://me:[hidden]@host:1/x"),
+        ("http://me:hunter2/x@host", "http://me:[hidden]@host"),
+        ("'http://me:hunter2@hunter2@host/a@b'", "'http://me:[hidden]@host/a@b'"),
+        ("http://a:hunter2@b,http://c:hunter2@d", "http://a:[hidden]@b,http://c:[hidden]@d"),
+        ("https://hunter2@host", "https://[hidden]@host"),
+        ("redis://:hunter2@host", "redis://:[hidden]@host"),
+        ("postgresql://host/d?sslpassword=hunter2&x=1", "postgresql://host/d?sslpassword=[hidden]&x=1"),
+        ("https://host/c?sv=1&sig=hunter2", "https://host/c?sv=1&sig=[hidden]"),
+        ("postgresql://me@host/shop", "postgresql://me@host/shop"),
+        ("abfss://lake@account.dfs.core.windows.net/t", "abfss://lake@account.dfs.core.windows.net/t"),
+        ("http://host:8081/a@b and s3://bucket/x@v2", "http://host:8081/a@b and s3://bucket/x@v2"),
+        ("http://[::1]:9092/a@b", "http://[::1]:9092/a@b"),
+        ("me:hunter2@host", "me:hunter2@host"),
+    ],
+)
+def test_a_login_in_a_url_is_hidden(text: str, shown: str) -> None:
+    assert hide_logins(text) == shown
+    assert str(BadConfig(text)) == shown, "and so in all texts of our errors"
+    assert TEXT not in repr(Holder(text=text)) or TEXT in shown, "and of our values"
+
+
+def test_a_cause_that_shows_a_login_is_no_cause() -> None:
+    deep = ValueError("no answer")
+    deep.__cause__ = OSError(f"http://me:{TEXT}@host")
+    assert chain(deep) is None
+    assert chain(ValueError("http://host")) is not None

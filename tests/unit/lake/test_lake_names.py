@@ -9,6 +9,7 @@ from tallystick.lake.names import (
     StorageOptions,
     digest_key,
     digest_owner,
+    digest_table,
     find_unsafe_options,
     find_url_problem,
     format_application_id,
@@ -114,9 +115,13 @@ def test_the_name_of_a_tag_tells_its_key() -> None:
 
 
 def test_the_name_of_a_data_file_tells_key_owner_and_attempt() -> None:
-    name = format_data_file_name("p/database", "7/1", "ab12", 3)
-    assert parse_data_file_name(name) == DataFileName(digest_key("p/database"), digest_owner("7/1"), "ab12")
-    assert name != format_data_file_name("p/database", "7/2", "ab12", 3)
+    name = format_data_file_name("t1", "p/database", "7/1", "ab12", 3)
+    digests = digest_key("p/database"), digest_owner("7/1"), "ab12"
+    assert parse_data_file_name(name) == DataFileName(digest_table("t1"), *digests)
+    assert name != format_data_file_name("t1", "p/database", "7/2", "ab12", 3)
+    assert name != format_data_file_name("t2", "p/database", "7/1", "ab12", 3)
+    old_name = f"tallystick-{digests[0]}-{digests[1]}-ab12-3.parquet"
+    assert parse_data_file_name(old_name) == DataFileName(None, *digests)
 
 
 @pytest.mark.parametrize(

@@ -279,3 +279,43 @@ def test_a_lake_table_is_beside_the_file_and_decides_for_its_output() -> None:
     assert sink.table == output.database == "delta:/home/a/lake/rows"
     assert sink.merge_schema
     assert sink.storage_options == {"AWS_REGION": "eu"}
+
+
+@pytest.mark.parametrize("place", ["dbfs:/mnt/c", "file:/var/c", "viewfs:/c", "s3a://bucket/c", "/var/c"])
+def test_a_uri_is_no_relative_path(place: str) -> None:
+    """On a pod or Databricks a folder of that name would be on a disk that goes away."""
+    definition = Definition(
+        name="p",
+        checkpoint=place,
+        sources=(),
+        outputs=(),
+        lookups=(Lookup(name="l", format="csv", path=place),),
+    ).resolve_paths("/home/me")
+    assert definition.checkpoint == place
+    assert definition.lookups[0].path == place
+
+
+def test_problems_of_settings_are_told_with_those_of_the_file() -> None:
+    text = """
+        name = "p"
+        checkpoint = "c"
+        trigger = "5 bananas"
+        [kafka]
+        "bootstrap.servers" = "localhost:9092"
+        "linger.ms" = "soon"
+        [sources.a]
+        topics = ["x"]
+        [sources.b]
+        topics = ["y"]
+        format = "bytes"
+        options = { maxOffsetsPerTriger = "5" }
+        [outputs.o]
+        from = "b"
+        [[outputs.o.sinks]]
+        topic = "y"
+    """
+    with pytest.raises(BadConfig) as refused:
+        parse_definition(text, "p.toml")
+    told = str(refused.value)
+    for part in ("trigger: '5 bananas'", "sources.a.schema", "linger.ms", "maxOffsetsPerTrigger?", "reads y"):
+        assert part in told

@@ -8,15 +8,18 @@ import pytest
 from tallystick.kernel.value import replace
 from tallystick.spark.checkpoint import (
     BadCheckpoint,
+    SchemaNote,
     find_local_folder,
-    keep_schema_id,
+    keep_schema,
     keep_start_offsets,
+    read_decision_locations,
     read_end_offsets,
     read_query_id,
     read_query_start,
+    write_decision_location,
 )
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.decide import NewCheckpoint, QueryStart
+from tallystick.spark.protocol.decide import DecisionLocation, NewCheckpoint, QueryStart
 
 OFFSETS = 'v1\n{"batchWatermarkMs":0}\n{"a":{"0":5}}\n{"b":{"0":1}}\n'
 START = {"a": {"0": 3}}
@@ -97,23 +100,47 @@ def test_how_a_query_begins_is_looked_at_for_resume_alone(folder: Path) -> None:
     assert read_query_start(replace(options, checkpoint=None)) is None
 
 
+def test_each_prefix_has_a_note_of_its_own(folder: Path) -> None:
+    """[SPK-29] The first one where earlier versions look for it."""
+    homes = [DecisionLocation(prefix=prefix, location="topic t") for prefix in ("a", "b", "c")]
+    for home in homes:
+        write_decision_location(str(folder), home)
+    assert [read_decision_locations(str(folder), home.prefix) for home in homes] == [
+        (each,) for each in homes
+    ]
+    assert sorted(read_decision_locations(str(folder), "d"), key=lambda each: each.prefix) == homes
+    moved = DecisionLocation(prefix="a", location="topic u")
+    write_decision_location(str(folder), moved)
+    assert read_decision_locations(str(folder), "a") == (moved,)
+    assert json.loads((folder / "tallystick" / "decisions.json").read_text())["prefix"] == "a"
+
+
 def test_a_query_keeps_the_schema_that_it_began_with(folder: Path, tmp_path: Path) -> None:
     """[SPK-30] Whatever is registered later."""
     answers = iter((7, 8, 9))
 
-    def find() -> int:
-        return next(answers)
+    def find(note: SchemaNote | None) -> SchemaNote:
+        return note or SchemaNote(
+            subject="s", schema_id=next(answers), format="avro", fingerprint="f", registry="r"
+        )
 
-    assert [keep_schema_id(str(folder), "orders-value", find) for _ in range(2)] == [7, 7]
-    assert keep_schema_id(str(folder), "orders-key", find) == 8
+    assert [keep_schema(str(folder), "orders-value", find).schema_id for _ in range(2)] == [7, 7]
+    assert keep_schema(str(folder), "orders-key", find).schema_id == 8
     new = tmp_path / "new"
-    assert keep_schema_id("s3a://bucket/a", "orders-value", find) == 9
+    assert keep_schema("s3a://bucket/a", "orders-value", find).schema_id == 9
     answers = iter((3, 4, 5))
-    assert [keep_schema_id(str(new), "orders-value", find) for _ in range(2)] == [3, 4]
+    assert [keep_schema(str(new), "orders-value", find).schema_id for _ in range(2)] == [3, 4]
     assert not new.exists()
-    assert [keep_schema_id(str(new), "orders-value", find, create=True) for _ in range(2)] == [5, 5]
+    kept = [keep_schema(str(new), "orders-value", find, create=True) for _ in range(2)]
+    assert kept[0] == kept[1]
     (path,) = (new / "tallystick").glob("schema-*.json")
-    assert json.loads(path.read_text()) == {"subject": "orders-value", "id": 5}
+    fields = {"subject": "s", "id": 5, "format": "avro", "fingerprint": "f", "registry": "r"}
+    assert json.loads(path.read_text()) == fields
+    path.write_text('{"subject": "s", "id": 6}')
+    old = keep_schema(str(new), "orders-value", find, create=True)
+    assert (old.schema_id, old.fingerprint) == (6, "")
+    moved = keep_schema(str(new), "orders-value", lambda note: replace(old, schema_id=60), create=True)
+    assert keep_schema(str(new), "orders-value", find, create=True) == moved
     path.write_text("{")
     with pytest.raises(BadCheckpoint, match="cannot be read"):
-        keep_schema_id(str(new), "orders-value", find, create=True)
+        keep_schema(str(new), "orders-value", find, create=True)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tests.support.spark_values import DECISIONS, LEASES, TALLIES, VOTES
 
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
+from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import (
     BATCHES_MAX,
     BatchLease,
@@ -52,9 +53,12 @@ def test_a_decision_is_written_like_this() -> None:
         b'{"v":1,"kind":"decision","nonce":"n1","txns":[["p/w/0/0",4000000,32000]],"tv":2,"decided_ms":7,'
         b'"query":"q","batches":[[3,[10,"00000000000000ff"]]],"writes":[],"mode":"2pc","offsets":null'
     )
-    assert encode_decision(decision) == written + b',"number":0}'
-    assert decode_decision(written + b"}") == decision, "before decisions were counted"
+    sinks = b',"number":0,"sinks":[%b],"batch_sinks":[0],"write_sinks":[]}'
+    assert encode_decision(decision) == written + sinks % b"[]"
+    assert decode_decision(written + b"}") == decision, "before decisions were counted, or told their sinks"
     assert decode_decision(written + b',"number":5}').number == 5
+    named = replace(decision, batches=(JobChecksums(3, (RowChecksum(10, 255),), ("topic a",)),))
+    assert encode_decision(named) == written + sinks % b'["topic a"]'
 
 
 def test_a_note_of_a_decision_reads_back() -> None:
@@ -90,7 +94,7 @@ def test_sizes() -> None:
         mode="2pc",
         last_nonce="0123456789abcdef",
     )
-    assert len(encode_vote(vote)) < 320
+    assert len(encode_vote(vote)) < 340
     kept = tuple(JobChecksums(123_456 + n, (RowChecksum(10**6, 2**63),)) for n in range(BATCHES_MAX))
     decision = Decision(
         nonce="n", participants=(one,) * 1000, transaction_version=2, decided_ms=1, query_id="q", batches=kept

@@ -34,7 +34,6 @@ from tallystick.spark.protocol.decide import (
     find_incomplete_decision,
     find_lost_decisions,
     plan_task,
-    refuse_changed_replay,
     refuse_moved_decisions,
     resolve_outcome,
     resume_decision,
@@ -143,11 +142,24 @@ def test_a_query_that_goes_on_without_its_decisions_needs_a_word(decided: Decisi
 )
 def test_decisions_in_another_place_are_refused_unless_adopted(prefix: str, place: str | None) -> None:
     """[SPK-29] The checkpoint says where they were."""
-    noted = DecisionLocation(prefix="p", location="here")
-    assert refuse_moved_decisions(None, prefix, place, NewPrefix.REFUSE) is None
+    noted = [DecisionLocation(prefix="p", location="here")]
+    assert refuse_moved_decisions((), prefix, place, NewPrefix.REFUSE) is None
     assert refuse_moved_decisions(noted, "p", "here", NewPrefix.REFUSE) is None
     assert isinstance(refuse_moved_decisions(noted, prefix, place, NewPrefix.REFUSE), DecisionsMissing)
     assert refuse_moved_decisions(noted, prefix, place, NewPrefix.ADOPT) is None
+
+
+def test_a_further_sink_of_a_run_has_a_note_of_its_own() -> None:
+    """[SPK-29] A prefix that this run does not write under is one that was changed."""
+    noted = [DecisionLocation(prefix="a", location="here")]
+    assert refuse_moved_decisions(noted, "b", "here", NewPrefix.REFUSE, {"a"}) is None
+    noted.append(DecisionLocation(prefix="c", location="here"))
+    refusal = refuse_moved_decisions(noted, "b", "here", NewPrefix.REFUSE, {"a"})
+    assert isinstance(refusal, DecisionsMissing)
+    assert "belongs to transactional.id.prefix 'c' with decisions in here" in str(refusal)
+    noted.append(DecisionLocation(prefix="b", location="here"))
+    assert refuse_moved_decisions(noted, "b", "here", NewPrefix.REFUSE) is None
+    assert isinstance(refuse_moved_decisions(noted, "b", "there", NewPrefix.REFUSE, {"a"}), DecisionsMissing)
 
 
 # -------------------------------------------------------------------------------------- the votes
@@ -216,26 +228,6 @@ def test_a_new_query_begins_anew() -> None:
 def test_what_somebody_else_decided_meanwhile_is_not_decided_again(job: MicroBatch | BatchWrite) -> None:
     """[SPK-25]"""
     assert isinstance(build_decision("p", LAST, ballot_of(replace(VOTE, job=job)), 1, None), PrefixTaken)
-
-
-@pytest.mark.parametrize(
-    ("job", "tally", "same"),
-    [
-        (MicroBatch("q", 2), RowChecksum(4, 20), True),
-        (MicroBatch("q", 2), RowChecksum(4, 21), False),
-        (MicroBatch("q", 2), RowChecksum(5, 20), False),
-        (MicroBatch("q", 1), RowChecksum(4, 20), False),
-        (BatchWrite("w"), RowChecksum(1, 1), True),
-        (BatchWrite("w"), RowChecksum(1, 2), False),
-    ],
-)
-def test_a_repetition_is_the_same_rows(
-    job: MicroBatch | BatchWrite, tally: RowChecksum, *, same: bool
-) -> None:
-    """[SPK-22] What is too old to be compared is not taken for the same."""
-    ballot = ballot_of(replace(VOTE, job=job, row_checksums=(tally,), participant=None, is_skipped=True))
-    found = refuse_changed_replay(LAST, ballot)
-    assert found is None if same else isinstance(found, CheckpointsDiffer)
 
 
 # ------------------------------------------------------------------------------------ the vote check

@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tallystick.spark import checkpoint
 from tallystick.spark.files import hadoop
 from tallystick.spark.files.folder import CheckpointFiles, LocalFiles
 from tallystick.spark.files.served import (
+    CONNECTIONS_MAX,
     FilesAddress,
     ServedSystem,
     find_served_files,
@@ -20,6 +22,7 @@ from tallystick.spark.files.served import (
     use_served_files,
 )
 from tallystick.spark.protocol.decide import DecisionLocation
+from tallystick.testing.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -50,15 +53,17 @@ def worker(address: FilesAddress, monkeypatch: pytest.MonkeyPatch) -> Iterator[F
     use_served_files(None)
 
 
-def ask(address: FilesAddress, line: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", address.port), 10) as connection:
-        connection.sendall(line + b"\n")
+def ask(address: FilesAddress, line: bytes, token: bytes | None = None) -> bytes:
+    first = address.token.encode() if token is None else token
+    with socket.create_connection(("127.0.0.1", address.port), 10) as connection, suppress(ConnectionError):
+        connection.sendall(first + b"\n" + line + b"\n")
         with connection.makefile("rb") as lines:
             return lines.readline()
+    return b""
 
 
 def request(address: FilesAddress, **changes: Any) -> bytes:
-    whole = {"token": address.token, "method": "read", "location": "far:/a", "name": "metadata", "text": ""}
+    whole = {"method": "read", "location": "far:/a", "name": "metadata", "text": ""}
     return json.dumps({**whole, **changes}).encode()
 
 
@@ -93,15 +98,30 @@ def test_only_files_of_a_checkpoint_may_be_named(address: FilesAddress, name: st
         assert "is no file of a checkpoint" in answer["error"]
 
 
-@pytest.mark.parametrize(
-    "changes", [{"token": ""}, {"token": "x" * 64}, {"token": None}, {"token": "ä"}, {"token": ["a"]}]
-)
-def test_without_the_token_there_is_no_answer(address: FilesAddress, tmp_path: Path, changes: Any) -> None:
-    assert ask(address, request(address, method="write", text="x", **changes)) == b""
+@pytest.mark.parametrize("token", [b"", b"x" * 64, "ä".encode(), b"{}", b"x" * 4_000_000])
+def test_without_the_token_there_is_no_answer(address: FilesAddress, tmp_path: Path, token: bytes) -> None:
+    assert ask(address, request(address, method="write", text="x"), token) == b""
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("line", [b"", b"{}", b"[]", b"null", b"GET / HTTP/1.1", b"\xff"])
+def test_without_the_token_no_more_than_its_line_is_read(address: FilesAddress) -> None:
+    """A stranger on the host must not fill the driver's memory."""
+    with socket.create_connection(("127.0.0.1", address.port), 10) as connection:
+        connection.sendall(b"x" * 65)  # the token's line is full, and the rest is not waited for
+        assert connection.recv(1) == b""
+
+
+def test_connections_are_bounded(address: FilesAddress, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        for _ in range(2 * CONNECTIONS_MAX):
+            last = stack.enter_context(socket.create_connection(("127.0.0.1", address.port), 10))
+        assert last.recv(1) == b"", "closed at once"
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "metadata").write_text("q")
+    eventually(lambda: ask(address, request(address)))  # once the idle ones have gone
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b"null", b"GET / HTTP/1.1", b"\xff"])
 def test_what_is_no_request_has_no_answer(address: FilesAddress, line: bytes) -> None:
     assert ask(address, line) == b""
 
@@ -122,12 +142,13 @@ def test_a_checkpoint_of_another_scheme_is_the_drivers(worker: FilesAddress, tmp
     (tmp_path / "a" / "offsets" / "3").write_text("v1\n{}\n{}")
     assert checkpoint.read_query_id("far:/a") == "q"
     assert checkpoint.read_end_offsets("far:/a", 3) == "{}"
-    assert checkpoint.read_decision_location("far:/a") is None
+    assert checkpoint.read_decision_locations("far:/a", "p") == ()
     home = DecisionLocation(prefix="p", location="topic")
     checkpoint.write_decision_location("far:/a", home)
-    assert checkpoint.read_decision_location("far:/a") == home
-    assert [checkpoint.keep_schema_id("far:/a", "s", lambda: 7), 7] == [7, 7]
-    assert checkpoint.keep_schema_id("far:/a", "s", lambda: 8) == 7
+    assert checkpoint.read_decision_locations("far:/a", "p") == (home,)
+    kept = checkpoint.SchemaNote(subject="s", schema_id=7)
+    for _ in range(2):
+        assert checkpoint.keep_schema("far:/a", "s", lambda note: note or kept) == kept
     assert checkpoint.read_query_id("far:/new") is None
     assert checkpoint.read_query_id(str(tmp_path / "a")) == "q"
     with pytest.raises(checkpoint.BadCheckpoint, match="name node is away"):

@@ -27,6 +27,7 @@ from tallystick import pipeline as pipelines
 from tallystick.cli.exits import ExitCode, interruptible, print_error
 from tallystick.cli.tables import OutputFormat
 from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.secret import hide_logins
 from tallystick.pipeline.definition import Definition
 from tallystick.pipeline.explanation import Section, explain
 from tallystick.pipeline.failures import describe_failure
@@ -70,11 +71,12 @@ def pipeline(
     """Run a pipeline until it is stopped, or with --once to its present end; see docs/pipeline.md."""
     pipeline = pipelines.Pipeline.from_file(file)
     if explained:
-        _print_plan(_explain(pipeline.definition), output)
-        return
+        sections, code = _explain(pipeline.definition)
+        _print_plan(sections, output)
+        raise typer.Exit(code)
     log = log_file or _choose_log_file(pipeline.definition)
     stop_requested = Event()
-    with interruptible(), _redirect_output(log), ExitStack() as stack:
+    with interruptible(), _redirect_output(log), _explain_failure(log), ExitStack() as stack:
         running = pipeline.start(once, on_new=on_new_checkpoint, on_new_prefix=on_new_prefix)
         stack.callback(running.stop)
         # Only now, because Spark installs its own handler when it starts.
@@ -90,12 +92,12 @@ def pipeline(
 # ---------------------------------------------------------------------------------- the plan
 
 
-def _explain(definition: Definition) -> list[Section]:
+def _explain(definition: Definition) -> tuple[list[Section], ExitCode]:
     try:
-        return explain(definition, probe_mode(definition))
+        return explain(definition, probe_mode(definition)), ExitCode.DONE
     except TallystickError as exc:
-        print_error(f"the cluster was not asked: {exc}", ExitCode.INCOMPLETE)
-        return explain(definition, None)
+        code = print_error(f"the cluster was not asked: {exc}", ExitCode.INCOMPLETE)
+        return explain(definition, None), code
 
 
 def _print_plan(sections: Sequence[Section], output: OutputFormat) -> None:
@@ -205,6 +207,26 @@ def _report_failure(running: "Running", log: Path) -> bool:
     )
     logging.getLogger("tallystick.pipeline").error("output %s failed: %s", output.name, error)
     return True
+
+
+@contextmanager
+def _explain_failure(log: Path) -> Iterator[None]:
+    """Tell in a line what Spark or a database has raised while the pipeline was started or stopped.
+
+    Our own errors are told by `main`, as of every command.
+    """
+    try:
+        yield
+    except (TallystickError, typer.Exit):
+        raise
+    except Exception as exc:
+        failure = describe_failure(hide_logins(str(exc)))
+        print_error(
+            f"{failure.cause}\n  safe: {failure.safety}\n  do:   {failure.advice}\n  log:  {log}",
+            ExitCode.FAILED,
+        )
+        logging.getLogger("tallystick.pipeline").error("the pipeline failed", exc_info=exc)
+        raise typer.Exit(ExitCode.FAILED) from None
 
 
 # ------------------------------------------------------------------------------------ the log

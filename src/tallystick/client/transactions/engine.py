@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from enum import Enum
 from time import perf_counter_ns
+from typing import Final
 
 from tallystick.client import tracing
 from tallystick.client.config import ProducerConfig
@@ -47,6 +48,8 @@ from tallystick.kernel.check import require
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch, TopicPartition
 
 _log = logging.getLogger("tallystick.client")
+
+_TOLD_MODES: Final[set[Mode]] = set()
 
 
 class Completion(Enum):
@@ -153,7 +156,12 @@ class TransactionManager:
         self._flow.restart_sequences()
         mode = self.machine.mode
         if mode is not None and mode.not_promised:
-            _log.warning("%s: mode %s is in force: %s", self.transactional_id, mode.value, mode.not_promised)
+            # Of each process once: Spark's sink makes a producer for each transaction.
+            level = logging.DEBUG if mode in _TOLD_MODES else logging.WARNING
+            _TOLD_MODES.add(mode)
+            _log.log(
+                level, "%s: mode %s is in force: %s", self.transactional_id, mode.value, mode.not_promised
+            )
 
     # ------------------------------------------------------------------ offsets
 

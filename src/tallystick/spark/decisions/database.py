@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy.exc import ArgumentError
 
+from tallystick.dualwrite.stores.by_url import describe_url
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
 
@@ -31,7 +33,10 @@ class DecisionDatabase(Value, kw_only=True):
 
 def resolve_database(url: str) -> DecisionDatabase:
     """Check the URL on the driver and return its database. Raises: BadConfig."""
-    address = make_url(url)
+    try:
+        address = make_url(url)
+    except (ArgumentError, ValueError):  # a bad port
+        raise BadConfig(f"database: {describe_url(url)} is no URL of SQLAlchemy's") from None
     if address.get_backend_name() not in (*_DRIVERS, "sqlite"):
         raise BadConfig(f"database: {address.get_backend_name()} is not PostgreSQL, MySQL, MariaDB or SQLite")
     if address.get_backend_name() != "sqlite":

@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from tallystick.kernel.check import require
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import replace
@@ -181,8 +182,14 @@ class LakeRow:
                     return
                 case Action.STOP if unsettled_version is not None:
                     raise self._build_in_doubt("another driver has claimed the prefix since")
+                case Action.STOP if state.entry is None:
+                    raise UnusableTable(
+                        f"table {self._table.url}: does not know {self.prefix!r} any more, which was claimed "
+                        "in it before the batch was written: the table was dropped and made again, or its "
+                        "log was restored. Nothing was decided; restart the query"
+                    )
                 case Action.STOP:
-                    owner_now = None if state.entry is None else state.entry.owner
+                    owner_now = require(state.entry, "it is somebody's").owner
                     raise PrefixTaken(self.prefix, f"its entry in {self._table.url} is {owner_now}'s")
                 case Action.COMMIT:
                     unsettled_version = find_unsettled(unsettled_version, state.version)

@@ -4,8 +4,8 @@ A data source's hooks run in Python workers, which Spark starts beside its Java 
 program that made the session has one. `serve` makes it listen on the loopback address, and the data source
 carries address and token to the workers of the driver; tasks get neither.
 
-One request and one answer for each connection, each a line of JSON. Only files that a checkpoint of ours has
-may be named.
+One request and one answer for each connection, each a line of JSON, after a short line with the token: no one
+without it makes this process read more than that. Only files that a checkpoint of ours has may be named.
 """
 
 import atexit
@@ -26,6 +26,9 @@ _ADDRESS: Final = "127.0.0.1"
 _TOKEN_BYTES: Final = 32
 _NAME: Final = re.compile(r"metadata|state|offsets/\d+|tallystick(?:/[a-z0-9-]+\.json)?")
 _LINE_BYTES_MAX: Final = 64 * 1024 * 1024
+_TOKEN_LINE_BYTES_MAX: Final = 2 * _TOKEN_BYTES + 1
+CONNECTIONS_MAX: Final = 64
+"""Each has a thread; further ones are closed at once."""
 _REQUEST_TIMEOUT_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 120.0
 """An object store may be asked several times, and Hadoop repeats requests."""
@@ -48,6 +51,22 @@ class _Server(ThreadingTCPServer):
     token: str
     files: SparkFiles
 
+    def __init__(self) -> None:
+        super().__init__((_ADDRESS, 0), _Handler)
+        self._slots = threading.Semaphore(CONNECTIONS_MAX)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._slots.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
 
 class _Handler(StreamRequestHandler):
     server: _Server
@@ -55,11 +74,13 @@ class _Handler(StreamRequestHandler):
 
     def handle(self) -> None:
         try:
+            token = self.rfile.readline(_TOKEN_LINE_BYTES_MAX).removesuffix(b"\n")
+            if not hmac.compare_digest(token, self.server.token.encode()):
+                return
             request = json.loads(self.rfile.readline(_LINE_BYTES_MAX))
-            token = str(request["token"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
             return
-        if hmac.compare_digest(token.encode(), self.server.token.encode()):
+        if isinstance(request, dict):
             answer = _answer(self.server.files, request)
             self.wfile.write(json.dumps(answer).encode() + b"\n")
 
@@ -94,7 +115,7 @@ def serve(files: SparkFiles) -> FilesAddress:
     """Serve files to this driver's workers until the process ends; the last session's are served."""
     server = _SERVERS.get(os.getpid())
     if server is None:
-        server = _SERVERS[os.getpid()] = _Server((_ADDRESS, 0), _Handler)
+        server = _SERVERS[os.getpid()] = _Server()
         server.token = secrets.token_hex(_TOKEN_BYTES)
         thread = threading.Thread(
             target=server.serve_forever, name="tallystick-checkpoint-files", daemon=True
@@ -141,14 +162,13 @@ class ServedFiles:
 
     def _ask(self, method: str, name: str, text: str = "") -> Any:
         request = {
-            "token": self._address.token,
             "method": method,
             "location": self._location,
             "name": name,
             "text": text,
         }
         with socket.create_connection((_ADDRESS, self._address.port), _ANSWER_TIMEOUT_S) as connection:
-            connection.sendall(json.dumps(request).encode() + b"\n")
+            connection.sendall(f"{self._address.token}\n{json.dumps(request)}\n".encode())
             with connection.makefile("rb") as lines:
                 line = lines.readline(_LINE_BYTES_MAX)
         if not line:

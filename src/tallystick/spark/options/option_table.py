@@ -332,6 +332,17 @@ OPTIONS: Final = (
         "batch has been decided.",
     ),
     Option(
+        name="onChangedRows",
+        values="`fail`, `compare-offsets`, `skip`",
+        default="`compare-offsets`",
+        sides=_SINK,
+        doc="What happens if a batch that was decided comes again with other rows, such as sums of "
+        "floating-point numbers that were added in another order. `compare-offsets`: what was decided stands "
+        "and the query goes on if the sources' offsets are those of the decision, and stops if they are "
+        "others or not known. `skip`: it also stands where they are not known, and so does a named write. "
+        "`fail`: stop.",
+    ),
+    Option(
         name="write.id",
         values="name",
         sides=_SINK,

@@ -28,6 +28,7 @@ from tallystick.spark.options.source_options import (
 )
 from tallystick.spark.protocol.committable import WRITE_ID_BYTES_MAX
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
+from tallystick.spark.protocol.repetition import ChangedRows, RepetitionRules
 from tallystick.spark.protocol.transactional_ids import find_prefix_problems
 
 E = TypeVar("E", bound=Enum)
@@ -57,6 +58,7 @@ class SinkOptions(Value, kw_only=True):
     modes              acceptable ways to keep a prepared transaction, strongest first
     on_new_checkpoint  the action if the prefix has decisions of another query
     on_new_prefix      the action if the query continues and none of its decisions is known
+    on_changed_rows    the action if a decided batch or write comes again with other rows
     write_id           the name of a batch write: a repetition of it writes nothing
     decisions_topic    the decision topic
     checkpoint         the location of the query's checkpoint, if the options have it
@@ -71,6 +73,7 @@ class SinkOptions(Value, kw_only=True):
     modes: tuple[str, ...] = (Mode.TWO_PHASE.value,)
     on_new_checkpoint: NewCheckpoint = NewCheckpoint.REFUSE
     on_new_prefix: NewPrefix = NewPrefix.REFUSE
+    on_changed_rows: ChangedRows = ChangedRows.COMPARE_OFFSETS
     write_id: str | None = None
     decisions_topic: str = DECISIONS_TOPIC
     checkpoint: str | None = None
@@ -95,6 +98,14 @@ class SinkOptions(Value, kw_only=True):
     def driver_client_settings(self) -> dict[str, str]:
         """Settings of the driver's client, without the tasks' transaction timeout: a slow decision fails."""
         return {n: t for n, t in self.client.items() if n != "transaction.timeout.ms"}
+
+    @property
+    def repetition_rules(self) -> RepetitionRules:
+        """What is allowed of a batch that was decided before."""
+        return RepetitionRules(
+            on_changed_rows=self.on_changed_rows,
+            accepts_other_sinks=self.on_new_prefix is NewPrefix.ADOPT,
+        )
 
     @property
     def coordinator_timeout_ms(self) -> int:
@@ -130,6 +141,7 @@ def parse_sink_options(raw_options: Mapping[str, str], query: QueryType) -> Sink
         modes=tuple(each.strip() for each in texts.get("tallystick.modes", "2pc").split(",")),
         on_new_checkpoint=_parse_choice(texts, "onNewCheckpoint", NewCheckpoint.REFUSE, problems),
         on_new_prefix=_parse_choice(texts, "onNewPrefix", NewPrefix.REFUSE, problems),
+        on_changed_rows=_parse_choice(texts, "onChangedRows", ChangedRows.COMPARE_OFFSETS, problems),
         write_id=texts.get("write.id") or None,
         decisions_topic=texts.get("decisions.topic") or DECISIONS_TOPIC,
         checkpoint=checkpoint,

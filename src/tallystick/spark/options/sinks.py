@@ -132,6 +132,25 @@ def to_table(
     )
 
 
+def name_sinks(sinks: Sequence[Sink]) -> tuple[str, ...]:
+    """Return the names by which a decision tells its sinks from others.
+
+    A lake table has none: the decision is in the table, whose name and place may change.
+    """
+    return tuple(_name_sink(sink) for sink in sinks)
+
+
+def _name_sink(sink: Sink) -> str:
+    if isinstance(sink, ToTopic):
+        return name_topic(sink.topic)
+    return "the lake table" if sink.is_lake_table else f"table {sink.table}"
+
+
+def name_topic(topic: str | None) -> str:
+    """Return the name of the sink that writes a topic; without one, that of the column `topic`."""
+    return f"topic {topic}" if topic else "the topics of the column topic"
+
+
 def find_lake_table(sinks: Sequence[object]) -> ToTable | None:
     """Return the lake table among the sinks, whose commit is the decision; None if there is none."""
     return next((sink for sink in sinks if isinstance(sink, ToTable) and sink.is_lake_table), None)

@@ -115,6 +115,7 @@ class Vote(Value, kw_only=True):
     mode         the transaction's mode (2pc, keep or resume); empty without a transaction
     began_ms     the lease's
     last_nonce   of the lease's last decision; empty if there was none, or an earlier version voted
+    sinks        the names of the sinks, one for each tally; none if an earlier version voted
     """
 
     nonce: str
@@ -127,6 +128,7 @@ class Vote(Value, kw_only=True):
     mode: str = ""
     began_ms: int = 0
     last_nonce: str = ""
+    sinks: tuple[str, ...] = ()
 
 
 def build_empty_vote(lease: BatchLease) -> Vote:
@@ -142,10 +144,14 @@ def build_empty_vote(lease: BatchLease) -> Vote:
 
 
 class JobChecksums(Value):
-    """The record of a decided job: the batch's number or the write's name, and a tally for each sink."""
+    """The record of a decided job: the batch's number or the write's name, and a tally for each sink.
+
+    `sinks` are their names; there are none if an earlier version decided.
+    """
 
     name: int | str
     row_checksums: tuple[RowChecksum, ...]
+    sinks: tuple[str, ...] = ()
 
 
 class Decision(Value, kw_only=True):
@@ -259,6 +265,7 @@ def encode_vote(vote: Vote) -> bytes:
         mode=vote.mode,
         began_ms=vote.began_ms,
         last_nonce=vote.last_nonce,
+        sinks=list(vote.sinks),
     )
 
 
@@ -277,11 +284,14 @@ def decode_vote(data: bytes) -> Vote:
             mode=_expect_str(fields["mode"]),
             began_ms=_expect_int(fields.get("began_ms", 0)),
             last_nonce=_expect_str(fields.get("last_nonce", "")),
+            sinks=_decode_names(fields.get("sinks", [])),
         ),
     )
 
 
 def encode_decision(decision: Decision) -> bytes:
+    # Sinks hardly ever change: each set of them is written once, and the jobs have its place in the list.
+    sinks = list(dict.fromkeys(each.sinks for each in (*decision.batches, *decision.writes)))
     return _encode(
         kind="decision",
         nonce=decision.nonce,
@@ -294,6 +304,9 @@ def encode_decision(decision: Decision) -> bytes:
         mode=decision.mode,
         offsets=decision.offsets,
         number=decision.number,
+        sinks=[list(names) for names in sinks],
+        batch_sinks=[sinks.index(each.sinks) for each in decision.batches],
+        write_sinks=[sinks.index(each.sinks) for each in decision.writes],
     )
 
 
@@ -307,10 +320,8 @@ def decode_decision(data: bytes) -> Decision:
             transaction_version=_expect_int(fields["tv"]),
             decided_ms=_expect_int(fields["decided_ms"]),
             query_id=_expect_optional_str(fields["query"]),
-            batches=tuple(
-                _decode_job_checksums(each, _expect_int) for each in _expect_list(fields["batches"])
-            ),
-            writes=tuple(_decode_job_checksums(each, _expect_str) for each in _expect_list(fields["writes"])),
+            batches=_decode_jobs(fields, "batches", "batch_sinks", _expect_int),
+            writes=_decode_jobs(fields, "writes", "write_sinks", _expect_str),
             mode=_expect_str(fields["mode"]),
             offsets=_expect_optional_str(fields["offsets"]),
             number=_expect_int(fields.get("number", 0)),
@@ -405,9 +416,30 @@ def _encode_job_checksums(job_checksums: JobChecksums) -> list[object]:
     return [job_checksums.name, *_encode_checksums(job_checksums.row_checksums)]
 
 
-def _decode_job_checksums(value: object, name_of: Callable[[object], int | str]) -> JobChecksums:
+def _decode_jobs(
+    fields: Json, jobs: str, places: str, name_of: Callable[[object], int | str]
+) -> tuple[JobChecksums, ...]:
+    """Decode jobs with their sinks, of which earlier versions wrote nothing."""
+    sinks = [_decode_names(each) for each in _expect_list(fields.get("sinks", [[]]))]
+    values = _expect_list(fields[jobs])
+    numbers = [_expect_int(each) for each in _expect_list(fields.get(places, [0] * len(values)))]
+    if len(numbers) != len(values) or any(number >= len(sinks) for number in numbers):
+        raise ValueError(f"{places} do not fit the {jobs}")
+    return tuple(
+        _decode_job_checksums(value, name_of, sinks[number])
+        for value, number in zip(values, numbers, strict=True)
+    )
+
+
+def _decode_job_checksums(
+    value: object, name_of: Callable[[object], int | str], sinks: tuple[str, ...]
+) -> JobChecksums:
     name, *row_checksums = _expect_list(value)
-    return JobChecksums(name_of(name), _decode_checksums(row_checksums))
+    return JobChecksums(name_of(name), _decode_checksums(row_checksums), sinks)
+
+
+def _decode_names(value: object) -> tuple[str, ...]:
+    return tuple(_expect_str(each) for each in _expect_list(value))
 
 
 def _expect_list(value: object) -> list[object]:

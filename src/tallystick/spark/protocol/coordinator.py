@@ -32,13 +32,13 @@ from tallystick.spark.protocol.decide import (
     find_incomplete_decision,
     find_lost_decisions,
     is_open,
-    refuse_changed_replay,
     resolve_outcome,
     resume_decision,
     summarize_votes,
 )
 from tallystick.spark.protocol.errors import PrefixTaken, SinkError
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
+from tallystick.spark.protocol.repetition import DEFAULT_RULES, RepetitionRules, judge_repetition
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -130,19 +130,26 @@ class SinkCoordinator:
             began_ms=began_ms,
         )
 
-    async def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
+    async def commit(
+        self,
+        votes: Iterable[Vote | None],
+        offsets: str | None = None,
+        rules: RepetitionRules = DEFAULT_RULES,
+    ) -> Decision | None:
         """Decide a batch and complete it; return the decision, or None for a batch decided before.
 
         Args:
             offsets: the sources' offsets at the end of the batch, to be kept with the decision.
+            rules: for a batch decided before.
         Raises: SinkErrors, PrefixTaken, InDoubt, or the client's errors. The caller may call `abort` after
             any of them.
         """
         vote_summary = _raise_if_error(summarize_votes(votes))
         if vote_summary.is_skipped:
             last_decision = (await self._decisions.read()).decision
-            if (refusal := refuse_changed_replay(last_decision, vote_summary)) is not None:
-                raise refusal
+            difference = _raise_if_error(judge_repetition(last_decision, vote_summary, offsets, rules))
+            if difference:
+                _log.warning("%s: %s", self.prefix, difference)
             return None
         last_decision, descriptions = await self._run_both(
             self._read_last_decision(vote_summary),

@@ -27,7 +27,7 @@ Source: docs/adr/0036, 0037.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -165,27 +165,34 @@ def _refuse_missing_decisions(batch: MicroBatch, on_new: NewPrefix) -> Decisions
 
 
 def refuse_moved_decisions(
-    note: DecisionLocation | None, prefix: str, place: str | None, on_new: NewPrefix
+    notes: Sequence[DecisionLocation],
+    prefix: str,
+    place: str | None,
+    on_new: NewPrefix,
+    sibling_prefixes: Container[str] = (),
 ) -> DecisionsMissing | None:
     """Refuse a query whose decisions are not in the place that its checkpoint notes [SPK-29].
 
     Args:
-        note: the note in the checkpoint; None if there is none, or it cannot be read.
+        notes: the notes in the checkpoint; none if there are none, or they cannot be read.
         place: the place where decisions are looked for now; None if there are none yet.
+        sibling_prefixes: other prefixes under which this run of the query writes.
     """
-    if (
-        note is None
-        or on_new is NewPrefix.ADOPT
-        or note == DecisionLocation(prefix=prefix, location=place or "")
-    ):
+    if on_new is NewPrefix.ADOPT:
         return None
+    own = [note for note in notes if note.prefix == prefix]
+    # A query may have several sinks, each with a prefix of its own and a note of its own.
+    strange = own or [note for note in notes if note.prefix not in sibling_prefixes]
+    if not strange or strange == [DecisionLocation(prefix=prefix, location=place or "")]:
+        return None
+    places = " and ".join(f"{note.prefix!r} with decisions in {note.location}" for note in strange)
     now = "nowhere yet" if place is None else f"in {place}"
     return DecisionsMissing(
-        f"the checkpoint belongs to transactional.id.prefix {note.prefix!r} with decisions in "
-        f"{note.location}; the query was started with {prefix!r} and decisions {now}. Batches decided "
-        "there and not yet in the checkpoint would be written twice, so nothing was begun. Restore the old "
-        "options; if the decisions were lost, compare the topic with the sources. If the change is intended, "
-        "start the query once more as it was, so that no batch is left half-way, then with onNewPrefix=adopt"
+        f"the checkpoint belongs to transactional.id.prefix {places}; the query was started with {prefix!r} "
+        f"and decisions {now}. Batches decided there and not yet in the checkpoint would be written twice, "
+        "so nothing was begun. Restore the old options; if the decisions were lost, compare the topic with "
+        "the sources. If the change is intended, start the query once more as it was, so that no batch is "
+        "left half-way, then with onNewPrefix=adopt"
     )
 
 
@@ -270,6 +277,11 @@ def _normalize_offsets(text: str) -> str:
         return text
 
 
+def normalize_offsets(text: str) -> list[str]:
+    """Normalise the offsets of several sources, a line each."""
+    return [_normalize_offsets(line) for line in text.splitlines()]
+
+
 # ------------------------------------------------------------------------------- the votes
 
 
@@ -286,6 +298,7 @@ class VoteSummary(Value, kw_only=True):
     mode: str
     began_ms: int
     last_nonce: str
+    sinks: tuple[str, ...] = ()
 
 
 def summarize_votes(votes: Iterable[Vote | None]) -> VoteSummary | MixedVotes:
@@ -307,6 +320,7 @@ def summarize_votes(votes: Iterable[Vote | None]) -> VoteSummary | MixedVotes:
             v.is_skipped,
             v.last_nonce,
             len(v.row_checksums),
+            v.sinks,
         )
         for v in cast
     }
@@ -333,46 +347,8 @@ def summarize_votes(votes: Iterable[Vote | None]) -> VoteSummary | MixedVotes:
         mode=next((vote.mode for vote in cast if vote.mode), ""),
         began_ms=first_vote.began_ms,
         last_nonce=first_vote.last_nonce,
+        sinks=first_vote.sinks,
     )
-
-
-def refuse_changed_replay(last_decision: Decision | None, vote_summary: VoteSummary) -> SinkError | None:
-    """Refuse a skipped job whose rows are not those that were decided [SPK-22]."""
-    name = (
-        vote_summary.job.batch_id if isinstance(vote_summary.job, MicroBatch) else vote_summary.job.write_id
-    )
-    jobs = (
-        ()
-        if last_decision is None
-        else last_decision.batches
-        if isinstance(vote_summary.job, MicroBatch)
-        else last_decision.writes
-    )
-    checksums = next((each for each in jobs if each.name == name), None)
-    now = " and ".join(map(str, vote_summary.row_checksums))
-    if checksums is None:
-        return CheckpointsDiffer(
-            f"checkpoint and decisions differ: {vote_summary.job} came again with {now}, and the decisions "
-            f"tell only of the last {len(jobs)}. It was neither written nor skipped. The checkpoint is an "
-            "old one: restore a newer one, or begin anew with a new checkpoint and transactional.id.prefix"
-        )
-    if checksums.row_checksums == vote_summary.row_checksums:
-        return None
-    then = " and ".join(map(str, checksums.row_checksums))
-    return CheckpointsDiffer(
-        f"checkpoint and decisions differ: {vote_summary.job} came again with {now}; what was decided is "
-        f"{then}. It was neither written again nor skipped. {_CHANGED_ROWS_ADVICE[type(vote_summary.job)]}"
-    )
-
-
-_CHANGED_ROWS_ADVICE: Final = {
-    MicroBatch: (
-        "Other rows under the same number: the query or its source was changed, or it computes something "
-        "else each time (rand, uuid). Find out what the topic lacks, then go on with a new checkpoint and "
-        "onNewCheckpoint"
-    ),
-    BatchWrite: "If these rows are to be written as well, give the write a name of its own",
-}
 
 
 def build_decision(
@@ -396,13 +372,13 @@ def build_decision(
         number=1 if last_decision is None else last_decision.number + 1,
     )
     if isinstance(vote_summary.job, BatchWrite):
-        checksums = JobChecksums(vote_summary.job.write_id, vote_summary.row_checksums)
+        checksums = JobChecksums(vote_summary.job.write_id, vote_summary.row_checksums, vote_summary.sinks)
         if not checksums.name:
             return decision
         if checksums.name in {each.name for each in decision.writes}:
             return PrefixTaken(prefix, f"it has decided {vote_summary.job}")
         return replace(decision, writes=(*decision.writes, checksums)[-WRITES_MAX:])
-    checksums = JobChecksums(vote_summary.job.batch_id, vote_summary.row_checksums)
+    checksums = JobChecksums(vote_summary.job.batch_id, vote_summary.row_checksums, vote_summary.sinks)
     batches = decision.batches if decision.query_id == vote_summary.job.query_id else ()
     if batches and batches[-1].name != vote_summary.job.batch_id - 1:
         return PrefixTaken(prefix, f"it has decided batch {batches[-1].name}, this is {vote_summary.job}")

@@ -6,6 +6,7 @@
       UnknownCheckpoint   the prefix has decisions, but of another query
       DecisionsMissing    the query continues, but its decisions are not where the sink looks for them
       CheckpointsDiffer   the checkpoint and the decisions disagree about the batches
+      MissingRight        the cluster refuses a transactional id of the sink
       VoteLost            a prepared transaction is no longer there; nothing was decided
       InvalidRows             rows that cannot be turned into records
       MixedVotes          the tasks of a batch do not agree on what they wrote
@@ -66,6 +67,10 @@ class VoteLost(SinkError):
 
 class InvalidRows(SinkError):
     """Some rows have no topic; nothing of the batch was decided."""
+
+
+class MissingRight(SinkError):
+    """The cluster refuses a transactional id of the sink; nothing of the batch was decided."""
 
 
 class MixedVotes(SinkError):

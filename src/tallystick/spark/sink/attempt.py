@@ -22,7 +22,9 @@ import pyarrow as pa
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.check import check, require
+from tallystick.spark.options.rights import explain_missing_right
 from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.options.sinks import name_topic
 from tallystick.spark.protocol.committable import BatchLease, Job, MicroBatch, Participant, RowChecksum, Vote
 from tallystick.spark.protocol.decide import TaskAction, plan_task
 from tallystick.spark.protocol.errors import InvalidRows, PrefixTaken, SinkError
@@ -46,6 +48,13 @@ def run_attempt(context: SinkContext, lease: BatchLease, job: Job, batches: Iter
             whose plan did not run to its end, since its state stores did not commit (SPARK-52008).
     Raises: SinkErrors, the client's errors; then this attempt leaves nothing open.
     """
+    with explain_missing_right(context.options):
+        return _run_attempt(context, lease, job, batches)
+
+
+def _run_attempt(
+    context: SinkContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]
+) -> Vote:
     action = plan_attempt(context.options, lease, job)
     chunks = _iter_chunks(batches)
     total, participant, mode = RowChecksum(), None, ""
@@ -65,6 +74,7 @@ def run_attempt(context: SinkContext, lease: BatchLease, job: Job, batches: Iter
         mode=mode,
         began_ms=lease.began_ms,
         last_nonce=lease.last_nonce,
+        sinks=(name_topic(context.options.topic),),
     )
 
 

@@ -21,8 +21,9 @@ from tallystick.lake.data_files import DataFileWriter
 from tallystick.spark import sink as spark_sink
 from tallystick.spark import tracing
 from tallystick.spark.decisions.lake_row import encode_files
+from tallystick.spark.options.rights import explain_missing_right
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
+from tallystick.spark.options.sinks import Sink, ToTable, ToTopic, name_sinks
 from tallystick.spark.protocol.committable import (
     BatchLease,
     Job,
@@ -77,7 +78,7 @@ class CombinedTask(Value, kw_only=True):
         """Write or count the rows. Raises: SinkErrors, BadConfig, errors of client and database."""
         action = plan_attempt(self.options, self.lease, self.job)
         row_checksums = [RowChecksum()] * len(self.sinks)
-        with ExitStack() as stack:
+        with explain_missing_right(self.options), ExitStack() as stack:
             attempt = _CombinedAttempt(self, stack)
             for batch in batches:
                 for number, rows in _split_by_sink(batch):
@@ -96,6 +97,7 @@ class CombinedTask(Value, kw_only=True):
             mode=mode,
             began_ms=self.lease.began_ms,
             last_nonce=self.lease.last_nonce,
+            sinks=name_sinks(self.sinks),
         )
         return vote, attempt.moves
 

@@ -6,7 +6,7 @@ globals live as long as the process. Everything here can be lost at any time and
 
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
 from typing import Final, TypeVar
 from weakref import finalize
 
@@ -17,9 +17,10 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.spark import tracing
-from tallystick.spark.checkpoint import read_decision_location, write_decision_location
+from tallystick.spark.checkpoint import read_decision_locations, write_decision_location
 from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.decisions.topic import DecisionTopic
+from tallystick.spark.options.rights import explain_missing_right
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import BatchLease, Decision, Vote
 from tallystick.spark.protocol.concurrency import run_both
@@ -93,6 +94,7 @@ class SinkContext:
         write_id: str | None = None,
         query_id: str | None = None,
         resuming: QueryStart | None = None,
+        run_id: str | None = None,
     ) -> BatchLease:
         """Claim the prefix; see `SinkCoordinator.begin`.
 
@@ -100,25 +102,34 @@ class SinkContext:
             query_id: the query's id, if the driver knows it. Then a query that is new to the prefix is
                 refused before it fences the query that owns it.
             resuming: the beginning of the query under `onNewCheckpoint=resume`, if the driver can see it.
+            run_id: of the query's run in this process, in which other sinks may have prefixes of their own;
+                None if the query has no other sink.
         """
         options = self.options
-        note = read_decision_location(options.checkpoint)
-        adopting = options.on_new_prefix is NewPrefix.ADOPT
+        notes = read_decision_locations(options.checkpoint, options.prefix)
+        siblings = _find_siblings(options, run_id)
         if query_id is not None:
-            self.run(self._check_may_begin(query_id, resuming, note), "look")
+            self.run(self._check_may_begin(query_id, resuming, notes, siblings), "look")
+        adopting = options.on_new_prefix is NewPrefix.ADOPT
         with tracing.trace_part("begin batch", options.prefix):
             lease = self.run(self.coordinator.begin(write_id, resuming, adopting=adopting), "begin")
-        if query_id is not None and (note is None or adopting):
+        is_noted = options.prefix in {note.prefix for note in notes}
+        if query_id is not None and (not is_noted or adopting):
             # [SPK-29]: the note is written before anything is decided in that place.
             place = self.run(self.decisions.find_location(), "look")
-            if place is not None and note != (
-                home := DecisionLocation(prefix=options.prefix, location=place)
-            ):
-                write_decision_location(options.checkpoint, home)
+            if place is not None:
+                home = DecisionLocation(prefix=options.prefix, location=place)
+                if home not in notes:
+                    write_decision_location(options.checkpoint, home)
+        siblings.add(options.prefix)
         return lease
 
     async def _check_may_begin(
-        self, query_id: str, resuming: QueryStart | None, note: DecisionLocation | None
+        self,
+        query_id: str,
+        resuming: QueryStart | None,
+        notes: Sequence[DecisionLocation],
+        siblings: Container[str],
     ) -> None:
         """Refuse a query that must not begin here, before it fences the query that owns the prefix.
 
@@ -130,7 +141,7 @@ class SinkContext:
         options = self.options
         state, place = await run_both(self.decisions.read(), self.decisions.find_location())
         last_decision = state.decision
-        refusal = refuse_moved_decisions(note, options.prefix, place, options.on_new_prefix)
+        refusal = refuse_moved_decisions(notes, options.prefix, place, options.on_new_prefix, siblings)
         if refusal is not None:
             raise refusal
         summary = resume_decision(last_decision, resuming)
@@ -143,7 +154,9 @@ class SinkContext:
         votes = list(votes)
         with tracing.trace_part("commit batch", self.options.prefix) as trace:
             trace.describe_votes(votes)
-            decision = self.run(self.coordinator.commit(votes, offsets), "commit")
+            decision = self.run(
+                self.coordinator.commit(votes, offsets, self.options.repetition_rules), "commit"
+            )
         if decision is not None and decision.mode not in ("", self._logged_mode):
             self._logged_mode = decision.mode
             why = Mode(decision.mode).not_promised
@@ -174,7 +187,8 @@ class SinkContext:
 
     def run(self, coroutine: Coroutine[object, object, T], doing: str) -> T:
         limit_s = _REQUESTS_MAX * self._config.max_block_ms / 1000
-        return self._engine.run(coroutine, limit_s, f"{doing} for {self.options.prefix!r}")
+        with explain_missing_right(self.options):
+            return self._engine.run(coroutine, limit_s, f"{doing} for {self.options.prefix!r}")
 
     def close(self) -> None:
         """Close all connections. It may be called again."""
@@ -192,6 +206,23 @@ def _close_in_background(engine: EngineThread, cluster: Cluster) -> None:
         engine.abandon(cluster.close)
 
 
+_RUNS: Final[dict[tuple[int, str, str | None], set[str]]] = {}
+_RUNS_MAX: Final = 64
+"""The prefixes that each run of a query has begun batches under, by its checkpoint."""
+
+
+def _find_siblings(options: SinkOptions, run_id: str | None) -> set[str]:
+    """Return the prefixes of this run of a query, to be added to; a set of its own without a run."""
+    if run_id is None:
+        return set()
+    key = (os.getpid(), run_id, options.checkpoint)
+    prefixes = _RUNS.pop(key, None)
+    _RUNS[key] = set() if prefixes is None else prefixes
+    for oldest in list(_RUNS)[:-_RUNS_MAX]:
+        _RUNS.pop(oldest, None)
+    return _RUNS[key]
+
+
 OpenContext = Callable[[SinkOptions], SinkContext]
 
 _CACHE_KEY_OPTIONS: Final = (
@@ -200,6 +231,7 @@ _CACHE_KEY_OPTIONS: Final = (
     "modes",
     "on_new_checkpoint",
     "on_new_prefix",
+    "on_changed_rows",
     "decisions_topic",
     "checkpoint",
 )

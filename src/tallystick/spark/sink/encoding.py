@@ -31,10 +31,11 @@ from tallystick.schemas.model import (
     SchemaError,
     UnknownSchema,
     build_record_name,
+    fingerprint,
     name_message,
 )
-from tallystick.schemas.registry import get_registry
-from tallystick.spark.checkpoint import keep_schema_id
+from tallystick.schemas.registry import Registry, get_registry
+from tallystick.spark.checkpoint import SchemaNote, keep_schema
 from tallystick.spark.options.format_options import FormatOptions, parse_format_options
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.errors import InvalidRows
@@ -125,8 +126,49 @@ def _find_writer(place: SchemaPlace, field: FieldFormat, column_type: pa.DataTyp
                 f"{text}"
             ) from exc
 
-    writer = registry.find_schema(keep_schema_id(place.checkpoint, subject, find_id, create=place.create))
-    return name_message(writer, field)
+    def settle(note: SchemaNote | None) -> SchemaNote:
+        schema = registry.find_schema(find_id()) if note is None else _find_noted(registry, note)
+        return SchemaNote(
+            subject=subject,
+            schema_id=require_id(schema),
+            format=schema.format,
+            fingerprint=fingerprint(schema),
+            registry=registry.url,
+        )
+
+    note = keep_schema(place.checkpoint, subject, settle, create=place.create)
+    return name_message(registry.find_schema(note.schema_id), field)
+
+
+def _find_noted(registry: Registry, note: SchemaNote) -> ResolvedSchema:
+    """Find the schema that a query began with in its registry, which may be another one by now.
+
+    An id means something in one registry only, so the schema itself is compared. Raises: SchemaError.
+    """
+    try:
+        schema = registry.find_schema(note.schema_id) if note.fingerprint else None
+    except UnknownSchema:
+        schema = None
+    if schema is not None and fingerprint(schema) == note.fingerprint:
+        return schema
+    try:
+        for version in registry.find_versions(note.subject):
+            # A note of an earlier version has the id alone: it counts if it is one of the subject's.
+            if (
+                fingerprint(version) == note.fingerprint
+                if note.fingerprint
+                else version.schema_id == note.schema_id
+            ):
+                return version
+    except UnknownSchema:
+        pass  # the subject is not there
+    where = f" in {note.registry}" if note.registry else ""
+    raise SchemaError(
+        f"the query began with schema {note.schema_id} of subject {note.subject!r}{where}, and the registry "
+        f"at {registry.url} does not have that schema under this subject. Nothing was begun: a repeated "
+        "batch would be written with another one. Register it there, or use the registry that the query had. "
+        "To go on with another schema, set value.schema (or key.schema)"
+    )
 
 
 def require_id(schema: ResolvedSchema) -> int:

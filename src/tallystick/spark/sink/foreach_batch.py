@@ -84,7 +84,10 @@ class ForeachBatch(Value, kw_only=True):
         where: "DecisionDatabase | LakeTarget | None",
         rows: "DataFrame",
     ) -> list[Vote]:
-        lease = context.begin(query_id=job.query_id, resuming=read_query_start(self.options, job.query_id))
+        resuming = read_query_start(self.options, job.query_id)
+        lease = context.begin(
+            query_id=job.query_id, resuming=resuming, run_id=foreach_topic.find_run_id(rows)
+        )
         work = CombinedTask(
             options=self.options,
             lease=lease,

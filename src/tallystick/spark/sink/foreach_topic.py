@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 
 _QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
+_RUN_ID_PROPERTY: Final = "spark.jobGroup.id"
+"""Set by Spark's StreamExecution to the id of the query's run."""
 _VOTE_SCHEMA: Final = "vote binary"
 
 
@@ -74,7 +76,9 @@ def foreach_batch(
         tracing.set_up(sink_options.tracing_setup)
         with tracing.trace_part("spark batch", sink_options.prefix, job) as trace:
             lease = context.begin(
-                query_id=job.query_id, resuming=read_query_start(sink_options, job.query_id)
+                query_id=job.query_id,
+                resuming=read_query_start(sink_options, job.query_id),
+                run_id=find_run_id(frame),
             )
             task = _create_task(sink_options, lease, job, connect, encoding)
             votes: list[Vote | None] = []
@@ -117,10 +121,19 @@ def find_query_id(frame: "DataFrame", query_id: str | None) -> str:
     """Return the query's id, from the driver thread's local properties unless given. Raises: BadConfig."""
     if query_id is not None:
         return query_id
-    session = frame.sparkSession
-    local_property = None
-    if hasattr(session, "_jsparkSession"):
-        local_property = session.sparkContext.getLocalProperty(_QUERY_ID_PROPERTY)
+    local_property = _find_local_property(frame, _QUERY_ID_PROPERTY)
     if local_property is None:
         raise BadConfig("query_id: required with Spark Connect, which does not reveal it")
     return local_property
+
+
+def find_run_id(frame: "DataFrame") -> str:
+    """Return the id of the query's run. Under Spark Connect it is empty: each run has a process there."""
+    return _find_local_property(frame, _RUN_ID_PROPERTY) or ""
+
+
+def _find_local_property(frame: "DataFrame", name: str) -> str | None:
+    session = frame.sparkSession
+    if not hasattr(session, "_jsparkSession"):
+        return None
+    return session.sparkContext.getLocalProperty(name)

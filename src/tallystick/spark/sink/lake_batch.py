@@ -105,6 +105,11 @@ def prepare_target(location: LakeLocation, sink: ToTable, rows: DataType) -> Lak
         raise UnusableTable(f"table {table.url}: {'; '.join(definition.problems)}. Nothing was begun")
     problems = list(find_column_problems(definition, columns, merge_schema=sink.merge_schema))
     problems += [f"key {key} is no column of the batch" for key in sink.keys if key not in columns.names]
+    if sink.keys and definition.is_append_only:
+        problems.append(
+            "has delta.appendOnly=true, so that no row is ever replaced: an upsert is not possible. "
+            "Append, or unset the property"
+        )
     if sink.keys and table.keeps_upserted_files:  # rows are replaced by those of the files, as they are
         problems += [
             f"the upsert has no column {name}, which the rows that it replaces would lose. Write all "
