@@ -58,7 +58,15 @@ class _OpenFile:
 class DataFileWriter:
     """The writer of one attempt. It belongs to one thread."""
 
-    def __init__(self, storage: Storage, definition: TableDefinition, name: AttemptName) -> None:
+    def __init__(
+        self, storage: Storage, definition: TableDefinition, name: AttemptName, *, is_source: bool = False
+    ) -> None:
+        """Begin without a file.
+
+        Args:
+            is_source: the files are read again for an upsert, and are no part of the table: not divided.
+        """
+        self._is_source = is_source
         self._storage, self._definition, self._name = storage, definition, name
         self._parquet_options: Mapping[str, Any] = {}
         partition_columns = definition.partition_columns
@@ -115,6 +123,9 @@ class DataFileWriter:
             yield (), rows
             return
         values = [_format_partition_values(rows, name) for name in columns]
+        if self._is_source:
+            yield (), rows
+            return
         stored = [name for name in rows.schema.names if name not in columns]
         keys = pa.StructArray.from_arrays(values, names=list(columns)).to_pylist()
         groups: dict[PartitionKey, list[int]] = {}
@@ -215,7 +226,8 @@ class DataFileWriter:
         self, key: PartitionKey, metadata: pq.FileMetaData, statistics: FileStatistics
     ) -> tuple[Mapping[str, str | None], str]:
         """Return the partition of a file, and its statistics."""
-        return dict(zip(self._definition.partition_columns, key, strict=True)), statistics.to_json()
+        columns = () if self._is_source else self._definition.partition_columns
+        return dict(zip(columns, key, strict=True)), statistics.to_json()
 
 
 def _format_partition_values(rows: pa.RecordBatch, name: str) -> pa.Array:

@@ -64,6 +64,18 @@ def test_an_empty_text_is_no_value_of_a_partition(tmp_path: Path) -> None:
         writer.write(pa.record_batch({"p": ["a", ""]}))
 
 
+def test_an_empty_text_is_no_value_of_a_partition_in_an_upsert_either(tmp_path: Path) -> None:
+    """Its files are not divided, and the library that reads them writes an empty text as null."""
+    columns = pa.schema([("p", pa.string()), ("n", pa.int64())])
+    definition = TableDefinition(identity="t", schema=columns, partition_columns=("p",))
+    writer = DataFileWriter(LocalStorage(tmp_path), definition, NAME, is_source=True)
+    writer.write(pa.record_batch({"p": ["a", "b"], "n": [1, 2]}))
+    (file,) = writer.finish()
+    assert read(tmp_path, file) == [{"p": "a", "n": 1}, {"p": "b", "n": 2}]
+    with pytest.raises(SchemaDiffers, match="would be read back as null"):
+        writer.write(pa.record_batch({"p": ["a", ""], "n": [1, 2]}))
+
+
 def test_a_null_where_none_may_be(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, pa.field("id", pa.int64(), nullable=False))
     with pytest.raises(SchemaDiffers, match="1 rows of this batch have none"):
