@@ -65,7 +65,7 @@ class VoteLost(SinkError):
 
 
 class InvalidRows(SinkError):
-    """Some rows have no topic; nothing of the batch was decided."""
+    """Some rows cannot be sent, such as those without a topic; nothing of the batch was decided."""
 
 
 class MixedVotes(SinkError):
