@@ -83,9 +83,9 @@ def is_instant(target: Any, dialect: str) -> bool:
     return dialect == "postgresql" and isinstance(target, DateTime) and bool(target.timezone)
 
 
-def _compare(column: pa.Array, stored: pa.Array, why: str) -> Iterator[str]:
+def _compare(column: pa.Array, kept_values: pa.Array, why: str) -> Iterator[str]:
     """Yield the first value that would not be stored as it is. A database keeps or refuses NaN."""
-    differs = pc.fill_null(pc.not_equal(column, stored), fill_value=False)
+    differs = pc.fill_null(pc.not_equal(column, kept_values), fill_value=False)
     if types.is_floating(column.type):
         differs = pc.and_not(differs, pc.fill_null(pc.is_nan(column), fill_value=False))
     if pc.any(differs).as_py():
