@@ -86,7 +86,17 @@ def test_a_row_has_the_fields_of_its_value_and_where_it_came_from(
 
 
 # What stops a query and what is a dead letter is one condition; all of it is tried in one query below.
-BAD = (b"no json", b'{"delay": "late"}', b'{"flight": "\xff"}', b'"text"', b"", None)
+BAD = (
+    *(b"no json", b'{"delay": "late"}', b'{"flight": "\xff"}', b'"text"', b"", None),
+    *(b'{"flight": "a"} {"flight": "b"}', b'{"flight": "a"} garbage', b'{"flight": "a"}, {"flight": "b"}'),
+    *(b"{'flight': 'a'}", b'{"flight": "a"}]', b'{"flight": "a"}, {}] garbage', b'{"flight": "a"}}'),
+)
+# What follows is white space, and NaN is what Python writes.
+GOOD = (
+    b'{"flight": "UA2"}',
+    b' {"flight": "UA2", "more": {"a": ["]}"]}}\r\n ',
+    b'{"flight": "UA2", "x": NaN}',
+)
 
 
 @pytest.mark.parametrize("bad", [BAD[1], None])
@@ -103,7 +113,7 @@ def test_a_value_that_does_not_fit_stops_the_query_and_is_named(
 
 
 def test_a_dead_letter_is_the_record_as_it_was(spark: SparkSession, broker: EmbeddedBroker) -> None:
-    send(broker, "mixed", *BAD, b'{"flight": "UA2"}')
+    send(broker, "mixed", *BAD, *GOOD)
     source = SourceDefinition(
         name="mixed",
         topics=("mixed",),
@@ -112,7 +122,7 @@ def test_a_dead_letter_is_the_record_as_it_was(spark: SparkSession, broker: Embe
         dead_letter="mixed.bad",
     )
     declare(spark, broker, source)
-    assert [row.flight for row in rows_of(spark, "mixed")] == ["UA2"]
+    assert [row.flight for row in rows_of(spark, "mixed")] == ["UA2"] * len(GOOD)
     dead = sorted(rows_of(spark, malformed_view_name(source)), key=lambda row: row.offset)
     assert [None if row.value is None else bytes(row.value) for row in dead] == list(BAD)
     assert {(bytes(row.key), row.topic, row.partition) for row in dead} == {(b"k", "mixed", 0)}

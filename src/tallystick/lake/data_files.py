@@ -5,11 +5,9 @@ the partition columns. A file is durable when it is finished; no commit names it
 fails removes its files; what a killed process leaves is an orphan (`orphans`).
 """
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import date
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,6 +16,7 @@ import pyarrow.parquet as pq
 
 from tallystick.kernel.check import require
 from tallystick.kernel.value import Value
+from tallystick.lake.delta_statistics import FileStatistics
 from tallystick.lake.errors import SchemaDiffers
 from tallystick.lake.names import format_data_file_name
 from tallystick.lake.ports import DataFile
@@ -31,9 +30,6 @@ BUFFER_BYTES: Final = 64 * 1024 * 1024
 
 UPLOAD_BYTES: Final = 256 * 1024 * 1024
 """What all uploads of a task hold in memory; a folder's files are on a disk."""
-
-_STATISTICS_COLUMNS_MAX: Final = 32
-_STATISTICS_TEXT_MAX: Final = 32
 
 PartitionKey = tuple[str | None, ...]
 
@@ -49,7 +45,8 @@ class AttemptName(Value, kw_only=True):
 class _OpenFile:
     """A file that is being written, and the rows that wait for its next row group."""
 
-    def __init__(self) -> None:
+    def __init__(self, statistics: FileStatistics) -> None:
+        self.statistics = statistics
         self.batches: list[pa.RecordBatch] = []
         self.waiting_bytes = 0
         self.sink: pa.BufferOutputStream | Any = None
@@ -61,9 +58,20 @@ class _OpenFile:
 class DataFileWriter:
     """The writer of one attempt. It belongs to one thread."""
 
-    def __init__(self, storage: Storage, definition: TableDefinition, name: AttemptName) -> None:
+    def __init__(
+        self, storage: Storage, definition: TableDefinition, name: AttemptName, *, is_source: bool = False
+    ) -> None:
+        """Begin without a file.
+
+        Args:
+            is_source: the files are read again for an upsert, and are no part of the table: not divided.
+        """
+        self._is_source = is_source
         self._storage, self._definition, self._name = storage, definition, name
         self._parquet_options: Mapping[str, Any] = {}
+        partition_columns = definition.partition_columns
+        self._stored_columns = pa.schema([e for e in definition.schema if e.name not in partition_columns])
+        self._bounded_max = int(definition.layout) if definition.layout.isdecimal() else None
         self._open_files: dict[PartitionKey, _OpenFile] = {}
         self._buffered_bytes = 0
         self._paths: list[str] = []
@@ -72,7 +80,10 @@ class DataFileWriter:
     def write(self, rows: pa.RecordBatch) -> None:
         """Take rows with columns of the table. Raises: SchemaDiffers for a null where none may be."""
         for key, part in self._split(rows):
-            file = self._open_files.setdefault(key, _OpenFile())
+            if key not in self._open_files:
+                statistics = FileStatistics(self._stored_columns, self._bounded_max)
+                self._open_files[key] = _OpenFile(statistics)
+            file = self._open_files[key]
             file.batches.append(part)
             file.waiting_bytes += part.nbytes
             self._buffered_bytes += part.nbytes
@@ -112,6 +123,9 @@ class DataFileWriter:
             yield (), rows
             return
         values = [_format_partition_values(rows, name) for name in columns]
+        if self._is_source:
+            yield (), rows
+            return
         stored = [name for name in rows.schema.names if name not in columns]
         keys = pa.StructArray.from_arrays(values, names=list(columns)).to_pylist()
         groups: dict[PartitionKey, list[int]] = {}
@@ -148,6 +162,7 @@ class DataFileWriter:
             self._open(file, table.schema)
         writer = require(file.writer, "a file with a row group has a writer")
         writer.write_table(table, row_group_size=table.num_rows)
+        self._observe(file.statistics, table)
         self._buffered_bytes -= file.waiting_bytes
         file.batches, file.waiting_bytes = [], 0
         if file.sink.tell() >= FILE_BYTES:
@@ -162,6 +177,10 @@ class DataFileWriter:
             self._write_row_group(key)
             if key in self._open_files:  # a file that has its size is closed
                 self._close(key)
+
+    def _observe(self, statistics: FileStatistics, rows: pa.Table) -> None:
+        """Take the rows of a row group into the statistics of its file."""
+        statistics.add(rows)
 
     def _arrange(self, rows: pa.Table) -> pa.Table:
         """Return the rows of a row group in their order."""
@@ -193,7 +212,7 @@ class DataFileWriter:
     def _finish(self, key: PartitionKey, file: _OpenFile) -> None:
         size_bytes = self._storage.finish(file.path, file.sink)
         (metadata,) = file.metadata
-        partition, statistics = self._describe(key, metadata)
+        partition, statistics = self._describe(key, metadata, file.statistics)
         self._files.append(
             DataFile(
                 path=file.path,
@@ -205,10 +224,12 @@ class DataFileWriter:
             )
         )
 
-    def _describe(self, key: PartitionKey, metadata: pq.FileMetaData) -> tuple[Mapping[str, str | None], str]:
+    def _describe(
+        self, key: PartitionKey, metadata: pq.FileMetaData, statistics: FileStatistics
+    ) -> tuple[Mapping[str, str | None], str]:
         """Return the partition of a file, and its statistics."""
-        partition = dict(zip(self._definition.partition_columns, key, strict=True))
-        return partition, json.dumps(collect_statistics(metadata))
+        columns = () if self._is_source else self._definition.partition_columns
+        return dict(zip(columns, key, strict=True)), statistics.to_json()
 
 
 def _format_partition_values(rows: pa.RecordBatch, name: str) -> pa.Array:
@@ -226,47 +247,3 @@ def _format_partition_values(rows: pa.RecordBatch, name: str) -> pa.Array:
             "Nothing of this batch was decided"
         )
     return values
-
-
-# ------------------------------------------------------------------------------------ statistics
-
-
-def collect_statistics(metadata: pq.FileMetaData) -> Mapping[str, object]:
-    """Return the statistics of a file: rows, and for plain columns minimum, maximum and nulls.
-
-    Only what bounds the values exactly is given: no float (NaN is in no order), no timestamp (Delta keeps
-    milliseconds), and no text so long that the log would carry it.
-
-    Source: Delta's protocol, "Per-file Statistics".
-    """
-    least: dict[str, Any] = {}
-    most: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    schema = metadata.schema
-    for number in range(min(metadata.num_columns, _STATISTICS_COLUMNS_MAX)):
-        column = schema.column(number)
-        if column.path != column.name or column.max_repetition_level:
-            continue
-        parts = [
-            metadata.row_group(group).column(number).statistics for group in range(metadata.num_row_groups)
-        ]
-        if any(part is None or not part.has_null_count for part in parts):
-            continue
-        nulls[column.name] = sum(part.null_count for part in parts)
-        bounds = [(part.min, part.max) for part in parts if part.has_min_max]
-        if len(bounds) < sum(part.num_values > 0 for part in parts) or not bounds:
-            continue
-        low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
-        if all(map(_is_plain, (low, high))):
-            least[column.name], most[column.name] = _to_json(low), _to_json(high)
-    return {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, str):
-        return len(value) <= _STATISTICS_TEXT_MAX
-    return isinstance(value, (int, bool)) or type(value) is date
-
-
-def _to_json(value: Any) -> object:
-    return value.isoformat() if type(value) is date else value

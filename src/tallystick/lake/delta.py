@@ -82,6 +82,8 @@ _COLUMN_RULES: Final = {
     "delta.generationExpression": "a generated value",
     "delta.identity.start": "an identity",
 }
+# delta.dataSkippingNumIndexedCols, if a table does not set it
+_BOUNDED_COLUMNS: Final = "32"
 _ADD_COLUMNS_ATTEMPTS: Final = 20
 _ENTRIES_MAX: Final = 8
 _FORKED_TEXT: Final = "tokio runtime does not support forked processes"
@@ -443,8 +445,17 @@ def _define(table: DeltaTable) -> TableDefinition:
         schema=pa.schema(table.schema()),
         partition_columns=tuple(metadata.partition_columns),
         is_append_only=metadata.configuration.get("delta.appendOnly", "false") == "true",
+        layout=_choose_bounded_columns(metadata.configuration),
         problems=tuple(_find_problems(table)),
     )
+
+
+def _choose_bounded_columns(settings: Mapping[str, str]) -> str:
+    """Return of how many columns a reader asks for bounds, at most; empty for all."""
+    if "delta.dataSkippingStatsColumns" in settings:
+        return ""
+    count = settings.get("delta.dataSkippingNumIndexedCols", _BOUNDED_COLUMNS)
+    return count if count.isdecimal() else ""
 
 
 def _find_problems(table: DeltaTable) -> Iterator[str]:

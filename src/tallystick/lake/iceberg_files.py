@@ -45,6 +45,7 @@ from pyiceberg.types import PrimitiveType, UUIDType
 
 from tallystick.kernel.value import Value
 from tallystick.lake.data_files import AttemptName, DataFileWriter, PartitionKey
+from tallystick.lake.delta_statistics import FileStatistics
 from tallystick.lake.iceberg_storage import open_task_files
 from tallystick.lake.ports import DataFile
 from tallystick.lake.schema import TableDefinition
@@ -200,7 +201,12 @@ class IcebergFileWriter(DataFileWriter):
                 return False
         return True
 
-    def _describe(self, key: PartitionKey, metadata: pq.FileMetaData) -> tuple[Mapping[str, str | None], str]:
+    def _observe(self, statistics: FileStatistics, rows: pa.Table) -> None:
+        """Do nothing: pyiceberg reads a finished file's footer."""
+
+    def _describe(
+        self, key: PartitionKey, metadata: pq.FileMetaData, _: FileStatistics
+    ) -> tuple[Mapping[str, str | None], str]:
         statistics = data_file_statistics_from_parquet_metadata(
             parquet_metadata=metadata, stats_columns=self._plan, parquet_column_mapping=self._ids
         ).to_serialized_dict()

@@ -31,6 +31,7 @@ from tallystick.spark.source.decoding import MALFORMED_COLUMN
 _ORIGIN_COLUMNS: Final = ("key", "topic", "partition", "offset", "timestamp")
 _PARSED_COLUMN: Final = "_parsed"
 _MALFORMED_COLUMN: Final = "_malformed"
+_JSON_OPTIONS: Final = {"allowSingleQuotes": "false"}
 _VALUE_SHOWN_MAX: Final = 200
 
 
@@ -160,16 +161,25 @@ def _parse_and_check(records: DataFrame, source: SourceDefinition) -> DataFrame:
     """Add columns with the parsed JSON and with whether it is malformed.
 
     A null value is not a JSON object, and Spark parses invalid UTF-8 leniently, so both count as malformed.
+    Spark stops after the first value. What follows it shows in the length of an array around the text: a
+    text that closes this array itself cannot be one value in the one, and the first of two in the other.
     """
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED_COLUMN}
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED_COLUMN, **_JSON_OPTIONS}
     text = f.col("value").cast("string")
     parsed = f.from_json(text, f"{source.schema}, {_MALFORMED_COLUMN} STRING", options)
     does_not_fit = (
         f.col(_PARSED_COLUMN).isNull()
         | f.col(f"{_PARSED_COLUMN}.{_MALFORMED_COLUMN}").isNotNull()
         | ~f.is_valid_utf8(text)
+        | ~_count_items(f.concat(f.lit("["), text, f.lit("]"))).eqNullSafe(1)
+        | ~_count_items(f.concat(f.lit("["), text, f.lit(", 0]"))).eqNullSafe(2)
     )
     return records.withColumn(_PARSED_COLUMN, parsed).withColumn(_MALFORMED_COLUMN, does_not_fit)
+
+
+def _count_items(array: Column) -> Column:
+    """Count the items of a JSON array, by the parser that reads the values; null for another text."""
+    return f.size(f.from_json(array, "array<string>", _JSON_OPTIONS))
 
 
 def _fits_condition(source: SourceDefinition) -> Column:

@@ -8,7 +8,8 @@ Source: Apache Avro 1.12 specification, "Schema Resolution".
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -16,12 +17,19 @@ import pyarrow.compute as pc
 
 from tallystick import _lazy
 from tallystick.kernel.check import require
-from tallystick.schemas.avro_types import strip_logical_types, to_arrow_type, to_column_type
+from tallystick.schemas.avro_types import (
+    CONVERTED_TIMES,
+    find_unit_pairs,
+    strip_logical_types,
+    to_arrow_type,
+    to_column_type,
+)
 from tallystick.schemas.column_codec import (
     REASON_LENGTH_MAX,
     ColumnDecoder,
     RowRefused,
     Undecodable,
+    fits_kind,
     get_kind,
 )
 from tallystick.schemas.model import (
@@ -39,13 +47,26 @@ class ParsedSchema:
 
     def __init__(self, schema: ResolvedSchema) -> None:
         """Parse a schema. Raises: SchemaError for one that is not valid, or that no column can hold."""
+        self._schema = schema
         self.raw, _ = self._parse(schema, stripped=True)
-        self.whole, self._names = self._parse(schema, stripped=False)
+        self.whole, self.names = self._parse(schema, stripped=False)
         self.name = self.whole.get("name") if isinstance(self.whole, dict) else None
+
+    def has_units_of(self, writer: "ParsedSchema") -> bool:
+        """Return whether numbers that are times mean the same in both. Raises: SchemaError if none helps."""
+        pairs = list(find_unit_pairs(writer.whole, self.whole, (writer.names, self.names)))
+        for theirs, ours in pairs:
+            if not {theirs, ours} <= CONVERTED_TIMES or theirs.startswith("l") != ours.startswith("l"):
+                raise SchemaError(f"the record has {theirs}, and the reader's schema {ours}")
+        return not pairs
+
+    def parse_with_times(self) -> Any:
+        """Return the schema for fastavro with the logical types of times: it reads them as datetimes."""
+        return self._parse(self._schema, stripped=True, kept=CONVERTED_TIMES)[0]
 
     def build_type(self) -> pa.DataType:
         """Return the type of a column, in the units of the schema. Raises: SchemaError."""
-        return to_arrow_type(self.whole, self._names)
+        return to_arrow_type(self.whole, self.names)
 
     def compare(self, column_type: pa.DataType, field: str) -> Iterator[str]:
         """Yield what keeps a column from being written with this schema. Raises: SchemaError."""
@@ -55,7 +76,7 @@ class ParsedSchema:
         kind = get_kind(wanted)
         if pa.types.is_null(column):
             return
-        if get_kind(column) != kind and (get_kind(column), kind) != ("integer", "floating"):
+        if not fits_kind(column, wanted):
             yield f"{at}: is {column}, and the schema has {wanted}"
         elif kind == "struct":
             yield from self._compare_fields(schema, wanted, column, at)
@@ -81,19 +102,61 @@ class ParsedSchema:
             if name not in names and "default" not in each:
                 yield f"{at}.{name}: the schema has this field without a default, and the column has not"
 
+    def find_null(self, column: pa.Array) -> tuple[int, str] | None:
+        """Return the row and the name of a null that the schema does not take; a record may be null.
+
+        fastavro would write false for a boolean.
+        """
+        rows = pc.indices_nonzero(column.is_valid()).to_pylist()
+        return next(self._find_nulls(self.whole, column.drop_null(), rows, "value"), None)
+
+    def _find_nulls(
+        self, schema: Any, column: pa.Array, rows: Sequence[int], at: str
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the places of nulls; `rows` are those of the column's values in the whole."""
+        if column.null_count:
+            if not self._takes_null(schema):
+                yield rows[column.is_null().index(True).as_py()], at
+                return
+            rows = [rows[place] for place in pc.indices_nonzero(column.is_valid()).to_pylist()]
+            column = column.drop_null()
+        if not rows or not pa.types.is_nested(column.type):
+            return
+        definition = self._find_definition(schema)
+        if pa.types.is_struct(column.type):
+            fields = {each["name"]: each["type"] for each in definition["fields"]}
+            for each, part in zip(column.type, column.flatten(), strict=True):
+                if each.name in fields:
+                    yield from self._find_nulls(fields[each.name], part, rows, f"{at}.{each.name}")
+            return
+        offsets = column.offsets.to_pylist()
+        is_map = pa.types.is_map(column.type)
+        items = (column.items if is_map else column.values)[offsets[0] : offsets[-1]]
+        owners = [
+            row for row, (begin, end) in zip(rows, pairwise(offsets), strict=True) for _ in range(end - begin)
+        ]
+        yield from self._find_nulls(definition["values" if is_map else "items"], items, owners, f"{at}[]")
+
+    def _takes_null(self, schema: Any) -> bool:
+        if isinstance(schema, list):
+            return "null" in schema
+        return schema == "null" or (isinstance(schema, dict) and self._takes_null(schema["type"]))
+
     def _find_definition(self, schema: Any) -> Mapping[str, Any]:
         """Return the record, array or map that a field's type is, inside a union or by name."""
         if isinstance(schema, list):
             return self._find_definition(next(each for each in schema if each != "null"))
         if isinstance(schema, str):
-            return self._find_definition(self._names[schema])
+            return self._find_definition(self.names[schema])
         if isinstance(schema["type"], dict | list):
             return self._find_definition(schema["type"])
         definition: Mapping[str, Any] = schema
         return definition
 
     @staticmethod
-    def _parse(schema: ResolvedSchema, *, stripped: bool) -> tuple[Any, dict[str, Any]]:
+    def _parse(
+        schema: ResolvedSchema, *, stripped: bool, kept: Collection[str] = ()
+    ) -> tuple[Any, dict[str, Any]]:
         fastavro = _lazy.load("fastavro")
         names: dict[str, Any] = {}
         parsed: Any = None
@@ -101,7 +164,7 @@ class ParsedSchema:
             for text in (*schema.references, schema.text):
                 document = _load_json(text)
                 parsed = fastavro.parse_schema(
-                    strip_logical_types(document) if stripped else document, named_schemas=names
+                    strip_logical_types(document, kept) if stripped else document, named_schemas=names
                 )
         except SchemaError:
             raise
@@ -136,8 +199,10 @@ class AvroDecoder(ColumnDecoder):
         self._read = _lazy.load("fastavro").schemaless_reader
 
     def parse_writer(self, schema: ResolvedSchema) -> Any:
-        writer = ParsedSchema(schema).raw
-        return self._reader.raw if writer == self._reader.raw else writer
+        writer = ParsedSchema(schema)
+        if self._reader.has_units_of(writer):
+            return self._reader.raw if writer.raw == self._reader.raw else writer.raw
+        return writer.parse_with_times()
 
     def read_record(self, data: bytes, writer: Any) -> Any:
         file = io.BytesIO(data)
@@ -165,6 +230,9 @@ class AvroEncoder:
         Raises: RowRefused; SchemaError for a column that does not fit the schema.
         Cost: about 3 us a record of five fields.
         """
+        place = self._writer.find_null(column)
+        if place is not None:
+            raise RowRefused(place[0], f"{place[1]} is null, and the schema has no null there")
         records = to_plain_rows(column, self._unit_type)
         write, schema, prefix = self._write, self._writer.raw, self._prefix
         results: list[bytes | None] = []
@@ -190,15 +258,17 @@ def find_column_problems(writer: ResolvedSchema, column_type: pa.DataType, field
     return list(ParsedSchema(writer).compare(column_type, field))
 
 
-def to_plain_rows(column: pa.Array, wanted: pa.DataType) -> Sequence[Any]:
+def to_plain_rows(column: pa.Array, wanted: pa.DataType, at: str = "value") -> Sequence[Any]:
     """Return rows for fastavro: dicts, lists and plain numbers, in the units of the schema.
 
+    Args:
+        at: the name of the column.
     Raises: SchemaError for numbers that the type does not hold, such as a long in an int.
     """
     if pa.types.is_struct(wanted):
         names = [each.name for each in column.type]
         columns = [
-            to_plain_rows(part, wanted.field(name).type)
+            to_plain_rows(part, wanted.field(name).type, f"{at}.{name}")
             for name, part in zip(names, column.flatten(), strict=True)
         ]
         rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -206,10 +276,10 @@ def to_plain_rows(column: pa.Array, wanted: pa.DataType) -> Sequence[Any]:
             rows = [{} for _ in range(len(column))]
         return _blank_nulls(column, rows)
     if pa.types.is_list(wanted):
-        items = to_plain_rows(column.flatten(), wanted.value_type)
+        items = to_plain_rows(column.flatten(), wanted.value_type, f"{at}[]")
         return _regroup(column, items)
     if pa.types.is_map(wanted):
-        return _build_dicts(column, wanted)
+        return _build_dicts(column, wanted, at)
     try:
         if pa.types.is_timestamp(wanted) or pa.types.is_date32(wanted):
             units = pc.cast(column, options=pc.CastOptions(wanted, allow_time_truncate=True))
@@ -219,7 +289,7 @@ def to_plain_rows(column: pa.Array, wanted: pa.DataType) -> Sequence[Any]:
             return numbers
         plain: list[Any] = column.cast(wanted).to_pylist()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-        raise SchemaError(f"a column of {column.type} does not fit {wanted}: {exc}") from exc
+        raise SchemaError(f"{at}: a column of {column.type} does not fit {wanted}: {exc}") from exc
     return plain
 
 
@@ -233,12 +303,12 @@ def _regroup(column: pa.Array, items: Sequence[Any]) -> list[Any]:
     return rows
 
 
-def _build_dicts(column: pa.Array, wanted: pa.DataType) -> list[dict[str, Any] | None]:
+def _build_dicts(column: pa.Array, wanted: pa.DataType, at: str) -> list[dict[str, Any] | None]:
     """Return the rows of a map column. The bytes behind a null need not be empty, so offsets decide."""
     offsets = column.offsets.to_pylist()
     first, end = offsets[0], offsets[-1]
     keys = column.keys[first:end].cast(pa.string()).to_pylist()
-    items = to_plain_rows(column.items[first:end], wanted.item_type)
+    items = to_plain_rows(column.items[first:end], wanted.item_type, f"{at}[]")
     pairs = list(zip(keys, items, strict=True))
     spans = zip(offsets, offsets[1:], column.is_valid().to_pylist(), strict=False)
     return [

@@ -10,7 +10,7 @@ Source: Apache Avro 1.12 specification.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -38,6 +38,10 @@ _LOGICAL: Final[Mapping[tuple[str, str], pa.DataType]] = {
     ("long", "local-timestamp-micros"): pa.timestamp("us"),
     ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
 }
+CONVERTED_TIMES: Final = frozenset(
+    {"timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros"}
+)
+"""Logical types that fastavro reads as datetimes without loss."""
 _DECIMAL_DIGITS_MAX: Final = 38
 
 
@@ -64,21 +68,73 @@ def to_column_type(arrow_type: pa.DataType) -> pa.DataType:
     return arrow_type
 
 
-def strip_logical_types(schema: Any) -> Any:
-    """Return a schema whose logical types other than decimals are gone, so that numbers stay numbers."""
+def strip_logical_types(schema: Any, kept_types: Collection[str] = ()) -> Any:
+    """Return a schema whose logical types other than decimals are gone, so that numbers stay numbers.
+
+    Args:
+        kept_types: logical types that stay beside decimals.
+    """
     if isinstance(schema, list):
-        return [strip_logical_types(each) for each in schema]
+        return [strip_logical_types(each, kept_types) for each in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {name: value for name, value in schema.items() if name != "logicalType"}
-    if schema.get("logicalType") == "decimal":
-        kept["logicalType"] = "decimal"
+    if schema.get("logicalType") in ("decimal", *kept_types):
+        kept["logicalType"] = schema["logicalType"]
     for name in ("type", "items", "values"):
         if name in kept:
-            kept[name] = strip_logical_types(kept[name])
+            kept[name] = strip_logical_types(kept[name], kept_types)
     if "fields" in kept:
-        kept["fields"] = [strip_logical_types(each) for each in kept["fields"]]
+        kept["fields"] = [strip_logical_types(each, kept_types) for each in kept["fields"]]
     return kept
+
+
+def find_unit_pairs(
+    writer: Any, reader: Any, names: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    """Yield the logical types of the places where writer and reader have different ones, but for decimals.
+
+    Schema resolution does not look at them: a reader that takes the writer's number has another time.
+
+    Args:
+        names: schemas that the writer and the reader refer to by their full names.
+    """
+    writer, reader = _unfold(writer, names[0]), _unfold(reader, names[1])
+    if isinstance(writer, list) or isinstance(reader, list):
+        ours = reader if isinstance(reader, list) else [reader]
+        for theirs in writer if isinstance(writer, list) else [writer]:
+            theirs = _unfold(theirs, names[0])
+            for each in (_unfold(each, names[1]) for each in ours):
+                if _get_kind(theirs) == _get_kind(each):
+                    yield from find_unit_pairs(theirs, each, names)
+    elif isinstance(writer, dict) and isinstance(reader, dict):
+        types = writer.get("logicalType"), reader.get("logicalType")
+        if None not in types and types[0] != types[1] and "decimal" not in types:
+            yield str(types[0]), str(types[1])
+        for part in ("items", "values"):
+            if part in writer and part in reader:
+                yield from find_unit_pairs(writer[part], reader[part], names)
+        fields = {each["name"]: each["type"] for each in writer.get("fields", ())}
+        for field in reader.get("fields", ()):
+            for name in (field["name"], *field.get("aliases", ())):
+                if name in fields:
+                    yield from find_unit_pairs(fields[name], field["type"], names)
+                    break
+
+
+def _unfold(schema: Any, names: Mapping[str, Any]) -> Any:
+    """Return the definition behind a name, or inside `type`."""
+    while True:
+        if isinstance(schema, str) and schema in names:
+            schema = names[schema]
+        elif isinstance(schema, dict) and isinstance(schema["type"], dict | list):
+            schema = schema["type"]
+        else:
+            return schema
+
+
+def _get_kind(schema: Any) -> Any:
+    return schema["type"] if isinstance(schema, dict) else schema
 
 
 def to_avro_schema(arrow_type: pa.DataType, name: str) -> str:

@@ -139,6 +139,17 @@ def get_kind(arrow_type: pa.DataType) -> str:
     return str(arrow_type)
 
 
+def fits_kind(column: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether values of a column can be written as this type, those that do not fit being refused.
+
+    A double is no float: most of its values would be rounded, and large ones become infinite.
+    """
+    kinds = get_kind(column), get_kind(wanted)
+    if kinds == ("floating", "floating"):
+        return bool(column.bit_width <= wanted.bit_width)
+    return kinds[0] == kinds[1] or kinds == ("integer", "floating")
+
+
 _KINDS: Final = (
     *("boolean", "integer", "floating", "decimal", "struct", "map"),
     *("binary", "large_binary", "string", "large_string", "list", "large_list"),

@@ -20,6 +20,7 @@ from tallystick.schemas.column_codec import (
     REASON_LENGTH_MAX,
     ColumnDecoder,
     RowRefused,
+    fits_kind,
     get_kind,
 )
 from tallystick.schemas.model import (
@@ -39,6 +40,7 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
     "null": pa.null(),
 }
 _DEPTH_MAX: Final = 100
+_INEXACT_MIN: Final = 2**53  # from here on, a float may be another integer than the text
 _make_dict_type: Final[Any] = TypedDict  # with fields that only the schema knows
 
 
@@ -101,6 +103,10 @@ class JsonColumnSchema:
         return target
 
 
+class _NoInteger(Exception):
+    """A number has a fraction, or is too large to be read exactly."""
+
+
 class JsonDecoder(ColumnDecoder):
     """Decodes columns of one field as a reader's schema wants it. For one thread."""
 
@@ -111,14 +117,23 @@ class JsonDecoder(ColumnDecoder):
         column_type = JsonColumnSchema(reader).build_type()
         super().__init__(column_type, column_type, find_schema)
         # Strict, where Arrow would cut 1.5 to an integer and take a list of pairs for an object.
-        self._read = msgspec.json.Decoder(_build_python_type(column_type)).decode
+        self._read = msgspec.json.Decoder(_build_python_type(column_type, int)).decode
+        self._read_whole_numbers = msgspec.json.Decoder(_build_python_type(column_type, int | float)).decode
 
     def parse_writer(self, schema: ResolvedSchema) -> bool:
         """Return True: names say all that a reader needs."""
         return True
 
     def read_record(self, data: bytes, writer: object) -> Any:
-        return self._read(memoryview(data)[PREFIX_BYTES:])
+        text = memoryview(data)[PREFIX_BYTES:]
+        try:
+            return self._read(text)
+        except msgspec.ValidationError as exc:
+            # JSON Schema, "Numeric": 5.0 and 1e2 are integers, too. They are rare, and cost more.
+            try:
+                return _to_integers(self._read_whole_numbers(text), self.type)
+            except _NoInteger:
+                raise exc from None
 
 
 class JsonEncoder:
@@ -156,7 +171,7 @@ def _compare(wanted: pa.DataType, column: pa.DataType, at: str) -> list[str]:
     kinds = get_kind(column), get_kind(wanted)
     if pa.types.is_null(column):
         return []
-    if kinds[0] != kinds[1] and kinds != ("integer", "floating"):
+    if not fits_kind(column, wanted):
         return [f"{at}: is {column}, and the schema has {wanted}"]
     if kinds[1] == "list":
         return _compare(wanted.value_type, column.value_type, f"{at}[]")
@@ -207,20 +222,42 @@ def _to_plain(value: Any, wanted: pa.DataType) -> Any:
     return value
 
 
-def _build_python_type(arrow_type: pa.DataType) -> Any:
-    """Return the type that a parsed value must have; objects become dicts with the columns' names alone."""
+def _to_integers(value: Any, wanted: pa.DataType) -> Any:
+    """Return a value whose integers have no fraction. Raises: _NoInteger for one that has, or is rounded."""
+    match get_kind(wanted):
+        case _ if value is None:
+            return None
+        case "integer" if isinstance(value, float):
+            if not value.is_integer() or abs(value) >= _INEXACT_MIN:
+                raise _NoInteger
+            return int(value)
+        case "struct":
+            return {name: _to_integers(each, wanted.field(name).type) for name, each in value.items()}
+        case "list":
+            return [_to_integers(each, wanted.value_type) for each in value]
+        case "map":
+            return {name: _to_integers(each, wanted.item_type) for name, each in value.items()}
+    return value
+
+
+def _build_python_type(arrow_type: pa.DataType, integer: Any) -> Any:
+    """Return the type that a parsed value must have; objects become dicts with the columns' names alone.
+
+    Args:
+        integer: the type of an integer.
+    """
     match get_kind(arrow_type):
         case "struct":
-            fields = {each.name: _build_python_type(each.type) for each in arrow_type}
+            fields = {each.name: _build_python_type(each.type, integer) for each in arrow_type}
             return _make_dict_type("Row", fields, total=False) | None
         case "list":
-            item: Any = _build_python_type(arrow_type.value_type)
+            item: Any = _build_python_type(arrow_type.value_type, integer)
             return list[item] | None
         case "map":
-            value: Any = _build_python_type(arrow_type.item_type)
+            value: Any = _build_python_type(arrow_type.item_type, integer)
             return dict[str, value] | None
         case "integer":
-            return int | None
+            return integer | None
         case "floating":
             return float | None
         case "boolean":

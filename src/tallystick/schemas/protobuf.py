@@ -275,11 +275,9 @@ def _write_field(field: FieldShape, column: pa.Array, at: str) -> list[Any]:
 def _write_values(field: FieldShape, column: pa.Array, at: str) -> list[Any]:
     match field.kind:
         case ValueKind.PLAIN:
-            plain: list[Any] = column.cast(field.value_type).to_pylist()
-            return plain
+            return _cast(column, field.value_type, at)
         case ValueKind.UINT64:
-            numbers: list[Any] = column.cast(pa.uint64()).to_pylist()
-            return numbers
+            return _cast(column, pa.uint64(), at)
         case ValueKind.ENUM:
             names = set(field.names.values())
             return [_read_enum(value, names) for value in column.cast(pa.string()).to_pylist()]
@@ -293,6 +291,14 @@ def _write_values(field: FieldShape, column: pa.Array, at: str) -> list[Any]:
             return [None if value is None else {"value": value} for value in values]
         case ValueKind.MESSAGE:
             return _write_struct(require(field.message, "a message has a shape"), column, f"{at}.")
+
+
+def _cast(column: pa.Array, wanted: pa.DataType, at: str) -> list[Any]:
+    try:
+        values: list[Any] = column.cast(wanted).to_pylist()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+        raise SchemaError(f"{at}: a column of {column.type} does not fit {wanted}: {exc}") from exc
+    return values
 
 
 def _read_enum(value: str | None, names: set[str]) -> str | int | None:

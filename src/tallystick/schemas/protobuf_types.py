@@ -18,7 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tallystick.kernel.value import Value
-from tallystick.schemas.column_codec import get_kind
+from tallystick.schemas.column_codec import fits_kind, get_kind
 from tallystick.schemas.model import SchemaError
 
 # FieldDescriptorProto.Type
@@ -249,8 +249,8 @@ def _compare_value(field: FieldShape, column: pa.DataType, at: str) -> Iterator[
         yield from find_writing_problems(field.message, column, at)
         return
     kinds = get_kind(column), get_kind(field.value_type)
-    fits = kinds[0] == kinds[1] or kinds in (("integer", "floating"), ("integer", "decimal"))
-    if not (fits or pa.types.is_null(column)):
+    fits = fits_kind(column, field.value_type)
+    if not (fits or kinds == ("integer", "decimal") or pa.types.is_null(column)):
         yield f"{at}: is {column}, and the schema has {field.value_type}"
 
 

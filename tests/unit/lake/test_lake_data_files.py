@@ -64,6 +64,18 @@ def test_an_empty_text_is_no_value_of_a_partition(tmp_path: Path) -> None:
         writer.write(pa.record_batch({"p": ["a", ""]}))
 
 
+def test_an_empty_text_is_no_value_of_a_partition_in_an_upsert_either(tmp_path: Path) -> None:
+    """Its files are not divided, and the library that reads them writes an empty text as null."""
+    columns = pa.schema([("p", pa.string()), ("n", pa.int64())])
+    definition = TableDefinition(identity="t", schema=columns, partition_columns=("p",))
+    writer = DataFileWriter(LocalStorage(tmp_path), definition, NAME, is_source=True)
+    writer.write(pa.record_batch({"p": ["a", "b"], "n": [1, 2]}))
+    (file,) = writer.finish()
+    assert read(tmp_path, file) == [{"p": "a", "n": 1}, {"p": "b", "n": 2}]
+    with pytest.raises(SchemaDiffers, match="would be read back as null"):
+        writer.write(pa.record_batch({"p": ["a", ""], "n": [1, 2]}))
+
+
 def test_a_null_where_none_may_be(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, pa.field("id", pa.int64(), nullable=False))
     with pytest.raises(SchemaDiffers, match="1 rows of this batch have none"):
@@ -146,26 +158,78 @@ def test_files_that_are_given_up_are_removed(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-def test_statistics_bound_the_values(tmp_path: Path) -> None:
-    columns = {
-        "id": pa.array([3, None, 1], pa.int64()),
-        "name": ["b", "a", None],
-        "long": ["x" * 40, "y", "z"],
-        "day": pa.array([dt.date(2026, 1, 2), None, dt.date(2025, 1, 1)]),
-        "ratio": [1.0, float("nan"), 2.0],
-        "at": pa.array([1_234_567, None, 5], pa.timestamp("us", "UTC")),
-        "none": pa.nulls(3, pa.string()),
-        "list": pa.array([[1], [], None], pa.list_(pa.int64())),
-        "price": pa.array([Decimal("1.50"), None, Decimal(2)], pa.decimal128(10, 2)),
-    }
+BOUNDED = {
+    "id": pa.array([3, None, 1], pa.int64()),
+    "name": ["b", "a", None],
+    "long": ["x" * 40, "y", "z\U0001f600" + "z" * 40],
+    "day": pa.array([dt.date(2026, 1, 2), None, dt.date(2025, 1, 1)]),
+    "at": pa.array([1_234_567, None, -5], pa.timestamp("us", "UTC")),
+    "none": pa.nulls(3, pa.string()),
+    "list": pa.array([[1], [], None], pa.list_(pa.int64())),
+    "price": pa.array([Decimal("1.50"), None, Decimal(2)], pa.decimal128(38, 10)),
+    "zero": [0.0, 0.0, None],
+    "pair": pa.array([{"a": 1, "b": float("nan")}, None, {"a": 2, "b": 1.0}]),
+}
+
+
+def write_statistics(tmp_path: Path, columns: dict[str, Any], *more: pa.Field) -> Any:
     rows = pa.record_batch(columns)
-    writer = writer_of(tmp_path, *rows.schema)
+    writer = writer_of(tmp_path, *rows.schema, *more)
     writer.write(rows)
     (file,) = writer.finish()
-    nulls = {"id": 1, "name": 1, "long": 0, "day": 1, "ratio": 0, "at": 1, "none": 3, "price": 1}
-    assert json.loads(file.statistics) == {
+    return json.loads(file.statistics, parse_float=Decimal)
+
+
+def test_statistics_bound_the_values(tmp_path: Path) -> None:
+    """Texts are cut and rounded up, instants are to the millisecond, a column that is not there is null."""
+    assert write_statistics(tmp_path, BOUNDED, pa.field("more", pa.int64())) == {
         "numRecords": 3,
-        "minValues": {"id": 1, "name": "a", "day": "2025-01-01"},
-        "maxValues": {"id": 3, "name": "b", "day": "2026-01-02"},
-        "nullCount": nulls,
+        "minValues": {
+            "id": 1,
+            "name": "a",
+            "long": "x" * 32,
+            "day": "2025-01-01",
+            "at": "1969-12-31T23:59:59.999Z",
+            "price": Decimal("1.5"),
+            "zero": Decimal("-0.0"),
+            "pair": {"a": 1},
+        },
+        "maxValues": {
+            "id": 3,
+            "name": "b",
+            "long": "z\U0001f600" + "z" * 29 + "{",
+            "day": "2026-01-02",
+            "at": "1970-01-01T00:00:01.235Z",
+            "price": 2,
+            "zero": Decimal("0.0"),
+            "pair": {"a": 2},
+        },
+        "nullCount": {
+            "id": 1,
+            "name": 1,
+            "long": 0,
+            "day": 1,
+            "at": 1,
+            "none": 3,
+            "price": 1,
+            "zero": 1,
+            "pair": {"a": 1, "b": 1},
+            "more": 3,
+        },
     }
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1.0, float("nan"), 2.0]),
+        pa.array([1.0, float("inf"), 2.0]),
+        pa.array(["\U0010ffff" * 40] * 3),
+        pa.array([0, 1, 253402300799999999], pa.timestamp("us")),
+        pa.array([0, 1, 2932897], pa.date32()),
+    ],
+)
+def test_a_file_has_all_bounds_or_none(tmp_path: Path, column: pa.Array) -> None:
+    """deltalake's dataset takes a missing bound beside others for one that no value meets."""
+    statistics = write_statistics(tmp_path, {"id": [1, 2, 3], "value": column})
+    assert statistics == {"numRecords": 3, "nullCount": {"id": 0, "value": 0}}

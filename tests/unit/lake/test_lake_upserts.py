@@ -1,6 +1,9 @@
 """Keys of an upsert: every row has its own."""
 
+import re
+
 import pyarrow as pa
+import pytest
 
 from tallystick.lake.upserts import find_key_problem, format_assignments, format_key_predicate
 
@@ -17,3 +20,13 @@ def test_names_are_quoted() -> None:
         'target."a""b" = source."a""b" AND target."Key" = source."Key"'
     )
     assert format_assignments(["Key"]) == {'"Key"': 'source."Key"'}
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+@pytest.mark.parametrize(
+    ("value", "why"), [(float("nan"), "NaN is equal to nothing"), (-0.0, r"is -0\.0 in some")]
+)
+def test_floats_that_are_no_keys(kind: pa.DataType, value: float, why: str) -> None:
+    """Delta and Iceberg keep a row with 0.0 beside one with -0.0, and no NaN is found again."""
+    assert find_key_problem(pa.table({"k": pa.array([0.0, 1.5, float("inf")], kind)}), ["k"]) is None
+    assert re.search(why, str(find_key_problem(pa.table({"k": pa.array([1.0, value], kind)}), ["k"])))

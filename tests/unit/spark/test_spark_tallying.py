@@ -3,10 +3,13 @@
 from itertools import combinations
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallystick.client.producer.arrow_table import split_by_partition
 from tallystick.spark.protocol.committable import RowChecksum
+from tallystick.spark.protocol.errors import InvalidRows
 from tallystick.spark.sink.row_checksum import checksum_columns
 
 CELL = st.none() | st.binary(max_size=4)
@@ -64,3 +67,17 @@ def test_the_type_of_a_column_is_not_part_of_its_rows() -> None:
     found |= {checksum_columns(pa.array(blobs, kind)) for kind in (pa.binary(), pa.large_binary())}
     assert len(found) == 1
     assert found.pop().rows == 3
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [(None, "row 1: a header is null"), ({"key": None, "value": b"v"}, "row 1: a header has no key")],
+)
+def test_a_header_that_cannot_be_sent_is_refused_with_its_row(header: object, problem: str) -> None:
+    """A left join gives both. The sink hashes records before it sends them, or sends them first."""
+    values = pa.array([b"a", b"b"])
+    headers = pa.array([[{"key": "k", "value": None}], [header]], _HEADERS)
+    with pytest.raises(InvalidRows, match=problem):
+        checksum_columns(values, headers=headers)
+    with pytest.raises(ValueError, match=problem):
+        split_by_partition(pa.record_batch({"value": values, "headers": headers}), "t", 0)

@@ -116,8 +116,31 @@ def _read_timestamp_runs(column: Any, now_ms: int) -> list[TimestampRun]:
     return build_runs(pc.fill_null(column.cast(pa.int64()), now_ms).to_pylist())
 
 
+def find_header_problem(column: Any) -> str | None:
+    """Return why the headers of a row cannot be sent: one of them is null, or has no key.
+
+    Args:
+        column: as `headers`; None where there is none.
+    """
+    pa, pc = _lazy.load("pyarrow"), _lazy.load("pyarrow.compute")
+    if column is None or pa.types.is_null(column.type):
+        return None
+    for row, headers in enumerate(column.to_pylist()) if _has_unnamed_header(column, pc) else ():
+        for header in headers or ():
+            if header is None or header["key"] is None:
+                return f"row {row}: a header {'is null' if header is None else 'has no key'}"
+    return None
+
+
+def _has_unnamed_header(column: Any, pc: Any) -> bool:
+    return bool(pc.struct_field(column.flatten(), "key").null_count)
+
+
 def _read_headers(column: Any) -> list[Headers] | None:
     pc = _lazy.load("pyarrow.compute")
     if column is None or not pc.sum(pc.list_value_length(column)).as_py():
         return None
+    problem = find_header_problem(column)
+    if problem is not None:
+        raise ValueError(problem)
     return [tuple((header["key"], header["value"]) for header in row or ()) for row in column.to_pylist()]

@@ -14,6 +14,7 @@ nothing is moved. So in PostgreSQL the table is UNLOGGED. docs/adr/0038.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from itertools import count, repeat
 from typing import Any, Final
@@ -44,6 +45,7 @@ from sqlalchemy import (
     func,
     insert,
     inspect,
+    or_,
     select,
     text,
 )
@@ -52,6 +54,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchTableError
 from sqlalchemy.schema import CreateTable, DropTable
 
 from tallystick.kernel.settings import BadConfig
+from tallystick.spark.decisions.column_values import MYSQL, find_value_problem, is_instant
 from tallystick.spark.options.sinks import ToTable
 from tallystick.spark.protocol.errors import SinkError, VoteLost
 
@@ -61,7 +64,6 @@ ATTEMPT: Final = "tallystick_attempt"
 ROW: Final = "tallystick_row"
 _ATTEMPT_LENGTH: Final = 32
 _NAME_DIGITS: Final = 24
-_MYSQL: Final = ("mysql", "mariadb")
 # Types that drivers want as objects and a batch has as text: staged as text, and cast when moved.
 _TEXT_STAGED_TYPES: Final = (JSON, Uuid)
 # Types that PostgreSQL's COPY reads from text as from its driver; all others are inserted, with casts.
@@ -152,7 +154,7 @@ class StagingTable:
                 " or ".join(", ".join(sorted(each)) for each in sorted(unique, key=sorted)) or "no columns"
             )
             yield f"{at}: keys {', '.join(self.sink.keys)}: what it keeps unique is {unique_keys}"
-        elif self._dialect in _MYSQL and len(unique) > 1:
+        elif self._dialect in MYSQL and len(unique) > 1:
             # ON DUPLICATE KEY UPDATE applies to the first unique key that matches.
             yield f"{at}: has several unique keys, and {self._dialect} cannot be told by which to replace"
 
@@ -205,13 +207,21 @@ class StagingTable:
         Args:
             first_number: the number of the first row; row numbers are unique within an attempt.
             rows: rows with the sink's columns.
+        Raises: RowsRejected for values that the target would round or cut.
         """
+        for name in self._column_names:
+            problem = find_value_problem(rows.column(name), self.target.c[name].type, self._dialect)
+            if problem is not None:
+                raise RowsRejected(
+                    f"table {self.sink.table} does not hold the rows of this batch: column {name}: "
+                    f"{problem}. Nothing was decided"
+                )
         columns = [
             _to_python_values(rows.column(name), self.table.c[name].type, self._dialect)
             for name in self._column_names
         ]
         values = zip(repeat(attempt, rows.num_rows), count(first_number), *columns)
-        with self._engine.begin() as connection:
+        with self._engine.begin() as connection, self._in_utc(connection):
             if self._engine.driver == "psycopg" and self._is_copied(rows.schema):
                 self._stage_by_copy(connection, values)
             else:
@@ -261,7 +271,8 @@ class StagingTable:
         if self.sink.write == "upsert":
             self._check_keys(connection, is_voted)
         try:
-            connection.execute(self._move_statement(is_voted))
+            with self._in_utc(connection):
+                connection.execute(self._move_statement(is_voted))
         except DBAPIError as exc:
             if exc.connection_invalidated:
                 raise
@@ -270,9 +281,37 @@ class StagingTable:
                 f"{' '.join(str(exc.orig).split())}. Nothing was decided"
             ) from exc
 
+    @contextmanager
+    def _in_utc(self, connection: Connection) -> Iterator[None]:
+        """Let a session write instants: MySQL's TIMESTAMP takes and gives them in the session's time zone.
+
+        The session is as it was afterwards.
+        """
+        if self._dialect not in MYSQL or not any(
+            is_instant(self.target.c[name].type, self._dialect) for name in self._column_names
+        ):
+            yield
+            return
+        zone = connection.execute(text("SELECT @@session.time_zone")).scalar_one()
+        connection.execute(text("SET time_zone = '+00:00'"))
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                connection.execute(text("SET time_zone = :zone"), {"zone": zone})
+
     def _check_keys(self, connection: Connection, is_voted: ColumnElement[bool]) -> None:
-        """Refuse rows with the same keys: a batch has no order, so neither is the later one."""
+        """Refuse rows without a key, and with the same keys: a batch has no order, and none is the later."""
         keys = [self.table.c[name] for name in self.sink.keys]
+        is_null = or_(*(key.is_(None) for key in keys))
+        if (
+            connection.execute(select(self.table.c[ROW]).where(is_voted, is_null).limit(1)).first()
+            is not None
+        ):
+            raise RowsRejected(
+                f"table {self.sink.table}: rows of this batch have no {' or no '.join(self.sink.keys)}, "
+                "which is a key, and null is equal to nothing. Nothing was decided"
+            )
         twice = select(*keys).where(is_voted).group_by(*keys).having(func.count() > 1).limit(1)
         if (duplicate := connection.execute(twice).first()) is not None:
             keys_text = ", ".join(
@@ -293,7 +332,7 @@ class StagingTable:
         if self.sink.write == "append":
             return insert(self.target).from_select(self._column_names, rows)
         other_names = [name for name in self._column_names if name not in self.sink.keys]
-        if self._dialect in _MYSQL:
+        if self._dialect in MYSQL:
             statement = mysql.insert(self.target).from_select(self._column_names, rows)
             # Without other columns to replace, a key is set to its own value.
             return statement.on_duplicate_key_update(

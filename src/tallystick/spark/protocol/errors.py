@@ -66,7 +66,7 @@ class VoteLost(SinkError):
 
 
 class InvalidRows(SinkError):
-    """Some rows have no topic; nothing of the batch was decided."""
+    """Some rows cannot be sent, such as those without a topic; nothing of the batch was decided."""
 
 
 class MissingRight(SinkError):

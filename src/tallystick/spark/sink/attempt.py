@@ -125,7 +125,7 @@ def send_records(producer: Producer, records: pa.RecordBatch, topic: str | None)
     """Send rows with the sink's columns. Raises: InvalidRows; the client's errors."""
     try:
         producer.send_arrow(records, topic)
-    except ValueError as exc:  # a row has no topic; the types were checked with the schema
+    except ValueError as exc:  # a row has no topic, or a header no key; types were checked with the schema
         raise InvalidRows(f"{exc}; nothing of this batch was decided") from exc
 
 

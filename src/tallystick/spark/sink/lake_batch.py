@@ -138,11 +138,8 @@ def open_data_files(target: LakeTarget, prefix: str, lease: BatchLease) -> DataF
     definition = target.definition
     if target.location.url.format == "iceberg":
         return lake.iceberg_files.IcebergFileWriter(definition, name)
-    if target.keys:
-        # These files are read again for the upsert, and are no part of the table.
-        definition = replace(definition, partition_columns=())
     storage = open_storage(target.location.url, dict(target.location.storage_options))
-    return DataFileWriter(storage, definition, name)
+    return DataFileWriter(storage, definition, name, is_source=bool(target.keys))
 
 
 def drop_hash(rows: pa.RecordBatch) -> pa.RecordBatch:

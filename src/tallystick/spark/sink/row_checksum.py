@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from tallystick.client.producer.arrow_table import find_header_problem
 from tallystick.protocol.records.crc import crc32c
 from tallystick.spark.protocol.committable import RowChecksum
+from tallystick.spark.protocol.errors import InvalidRows
 
 # Arbitrary odd constants that keep the parts of a row apart. The mixer is that of SplitMix64.
 _KEY_LENGTH_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -56,7 +58,10 @@ def hash_records(
     partitions: pa.Array | None = None,
     headers: pa.Array | None = None,
 ) -> Hashes:
-    """Return the hash of each record, whose sum is the checksum of all."""
+    """Return the hash of each record, whose sum is the checksum of all. Raises: InvalidRows."""
+    problem = find_header_problem(headers)
+    if problem is not None:
+        raise InvalidRows(f"{problem}; nothing of this batch was decided")
     count = len(values)
     rows = np.zeros(count, np.uint64)
     seeds: Sequence[int] | repeat[int] = repeat(0)
