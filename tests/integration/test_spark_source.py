@@ -15,6 +15,9 @@ from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
+# What is away is asked for again over this time.
+SHORT_TIMEOUTS = {"kafka__default__api__timeout__ms": 5000, "kafka__request__timeout__ms": 5000}
+
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[EmbeddedBroker]:
@@ -159,7 +162,7 @@ def test_records_that_aged_out(
 def test_a_topic_made_anew(
     spark: SparkSession, broker: EmbeddedBroker, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
-    query = Query(spark, tmp_path, broker, subscribe=topic, kafka__default__api__timeout__ms=3000)
+    query = Query(spark, tmp_path, broker, subscribe=topic, **SHORT_TIMEOUTS)
     fill(broker, topic, p0=5)
     query.run()
     logged = query.stopped_at

@@ -177,6 +177,23 @@ def keep_start_offsets(
             "option and resume.from.prefix"
         )
     name = _name_start_note(json.dumps(source, sort_keys=True))
+    if (noted := _read_start_note(files, name)) is not None:
+        return noted
+    start = _read_former_start(files, location, former_key) or find()
+    topic_ids = {topic: str(topic_id) for topic, topic_id in start.topic_ids.items()}
+    note = {"version": _NOTE_VERSION, "source": source, "topic_ids": topic_ids, "offsets": start.offsets}
+    _write(files, name, json.dumps(note))
+    return start
+
+
+def read_start(location: str, source: Mapping[str, str]) -> StartOffsets | None:
+    """Return the start offsets that a source has kept in the checkpoint, if any. Raises: BadCheckpoint."""
+    files = open_checkpoint(location)
+    name = _name_start_note(json.dumps(source, sort_keys=True))
+    return None if files is None else _read_start_note(files, name)
+
+
+def _read_start_note(files: CheckpointFiles, name: str) -> StartOffsets | None:
     try:
         note = json.loads(files.read(name))
         return StartOffsets(
@@ -184,13 +201,9 @@ def keep_start_offsets(
             topic_ids={topic: UUID(topic_id) for topic, topic_id in note["topic_ids"].items()},
         )
     except FileNotFoundError:
-        start = _read_former_start(files, location, former_key) or find()
+        return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise _cannot_read(files, name, exc) from exc
-    topic_ids = {topic: str(topic_id) for topic, topic_id in start.topic_ids.items()}
-    note = {"version": _NOTE_VERSION, "source": source, "topic_ids": topic_ids, "offsets": start.offsets}
-    _write(files, name, json.dumps(note))
-    return start
 
 
 def _name_start_note(key: str) -> str:

@@ -130,13 +130,13 @@ class SourcePlanner:
                 self._sleep(pause_s)
                 seen = seen.merge(self._ask_for_topics(positions))
                 missing = self._find_missing(seen, positions)
-        for failure in seen.refusals.values():
-            if not isinstance(failure, UnknownTopic):
-                raise failure
-        unread = {
-            each for each in find_unseen(topics, seen) if not any(each in (at, at.topic) for at in positions)
-        }
-        self._handle_unread(unread if unread - self._reported else ())
+        if self._options.fail_on_data_loss or not isinstance(topics, Matching):
+            for failure in seen.refusals.values():
+                if not isinstance(failure, UnknownTopic):
+                    raise failure
+        if missing - self._reported:
+            unread = missing - positions.keys() - {at.topic for at in positions}
+            self._handle_missing(unread, sorted(find_away(topics, seen, positions)))
         self._reported = missing
         return seen
 
@@ -166,15 +166,22 @@ class SourcePlanner:
                 refusals[name] = failure
         return build_topics_seen(found.values(), self._options.topics, refusals)
 
-    def _handle_unread(self, items: Iterable[object]) -> None:
-        names = ", ".join(sorted(map(str, items)))
-        if names:
-            problem = f"not in the cluster at {self._options.client['bootstrap.servers']}: {names}"
+    def _handle_missing(self, unread: Iterable[object], away: Iterable[object]) -> None:
+        """Report what is missing; what was read before is a loss, which the caller finds."""
+        where = f"not in the cluster at {self._options.client['bootstrap.servers']}"
+        if names := ", ".join(sorted(map(str, unread))):
             if self._options.fail_on_data_loss:
                 raise UnknownOffsets(
-                    f"{problem}. Create them, or set failOnDataLoss to false to continue without them"
+                    f"{where}: {names}. Create them, or set failOnDataLoss to false to continue without them"
                 )
-            _log.warning("%s; continuing without them, since failOnDataLoss is false", problem)
+            _log.warning("%s: %s; continuing without them, since failOnDataLoss is false", where, names)
+        if (names := ", ".join(map(str, away))) and not self._options.fail_on_data_loss:
+            _log.warning(
+                "%s: %s; continuing without them, since failOnDataLoss is false, and where they were if they "
+                "come back",
+                where,
+                names,
+            )
 
     def handle_data_loss(self, losses: Iterable[str]) -> None:
         """Fail on lost records, or log them if failOnDataLoss is false. Raises: DataLoss."""

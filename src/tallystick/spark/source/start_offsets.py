@@ -5,12 +5,13 @@ the option `checkpointLocation`.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from uuid import UUID
 
 from tallystick.client.config import is_client_setting
 from tallystick.kernel.ids import TopicPartition
 from tallystick.spark import sink
-from tallystick.spark.checkpoint import keep_start_offsets
+from tallystick.spark.checkpoint import keep_start_offsets, read_start
 from tallystick.spark.options.source_options import ConsumerStrategy, ResumeOptions, SourceOptions
 from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.offsets import (
@@ -44,6 +45,12 @@ def find_start_offsets(
         find,
         former_key=f"{options.topics} {options.starting}",
     )
+
+
+def read_topic_ids(options: SourceOptions, checkpoint: str, cluster_id: str) -> Mapping[str, UUID]:
+    """Return the ids of the topics that the query began with, as far as noted. Raises: BadCheckpoint."""
+    start = read_start(checkpoint, identify_source(options, cluster_id))
+    return {} if start is None else start.topic_ids
 
 
 def identify_source(options: SourceOptions, cluster_id: str) -> dict[str, str]:

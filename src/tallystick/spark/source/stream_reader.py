@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tallystick.kernel.ids import TopicPartition
+from tallystick.protocol.primitives import NIL
 from tallystick.spark import source
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.source_options import parse_source_options
@@ -71,6 +72,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._now, self._sleep = now, sleep
         self._planner: SourcePlanner | None = None
         self._topic_ids: dict[str, UUID] = {}
+        self._has_read_ids = False
         self._last_batch_s: float | None = None
         self._latest: dict[TopicPartition, int] | None = None
         self._available_now = False
@@ -94,6 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lambda: StartOffsets(offsets=resolve_named(), topic_ids=self._topic_ids),
         )
         self._topic_ids |= start.topic_ids
+        self._has_read_ids = True
         return start.offsets
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -164,6 +167,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _find_latest(self, begin: Offsets) -> dict[TopicPartition, int]:
         """Return the end offsets there are. What is away keeps its start offset: nothing is read twice."""
         planner = self._get_planner()
+        self._read_topic_ids()
         seen = planner.find_topics(begin)
         recreated = self._note_topics(seen, begin)
         ends = planner.list_latest_offsets(seen.partitions, begin, recreated)
@@ -183,12 +187,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             f"{why}; of the new one, the records of {passed_over[name] or 'no partition'} are not read"
             for name, why in recreated.items()
         )
-        self._topic_ids |= seen.topic_ids
+        # A broker of an older version answers without ids.
+        known = self._topic_ids
+        known |= {name: each for name, each in seen.topic_ids.items() if each != NIL or name not in known}
         return recreated.keys()
+
+    def _read_topic_ids(self) -> None:
+        """Begin a run with the ids that the query began with, if they are noted in its checkpoint."""
+        if self._options.checkpoint is not None and not self._has_read_ids:
+            cluster_id = self._get_planner().read_cluster_id()
+            find = source.start_offsets.read_topic_ids
+            self._topic_ids |= find(self._options, self._options.checkpoint, cluster_id)
+        self._has_read_ids = True
 
     def _check_topics(self, ranges: Sequence[OffsetRange]) -> Sequence[OffsetRange]:
         """Ask for the topics of a batch that is run again: nothing is known of them yet in this run."""
         starts = {each.partition: each.start for each in ranges}
+        self._read_topic_ids()
         if {at.topic for at in starts} <= self._topic_ids.keys():
             return ranges
         planner = self._get_planner()
