@@ -166,10 +166,10 @@ def test_another_topic_than_the_one_sought_is_known_by_its_id() -> None:
     """One answer may be old: it is certain when new metadata says so, too."""
     mine = tracks()
     mine.seek(A, Position(5), SoughtRange(topic_id=OLD))
-    assert [mine.is_other_topic(A, topic_id) for topic_id in (OLD, UUID(int=0), NEW)] == [False, False, True]
+    assert [mine[A].is_other_topic(topic_id) for topic_id in (OLD, UUID(int=0), NEW)] == [False, False, True]
     assert [mine.note_other_topic(A) for _ in range(2)] == [False, True]
     mine.seek(A, Position(5), SoughtRange())
-    assert not mine.is_other_topic(A, NEW)
+    assert not mine[A].is_other_topic(NEW)
     assert not mine.note_other_topic(A)
 
 

@@ -88,7 +88,7 @@ class TopicPartitionState:
     topic_id                of the topic that is read; nil until it is fetched, or where the cluster has none
     rewind_position         where reading resumes if the records returned since do not count: the last
                             commit, or else where it began or was sought; None with the position
-    sought                  what the last seek was given besides its offset
+    seek_range              what the last seek was given besides its offset
     has_other_topic         metadata named another topic than the one sought; asked once more
     """
 
@@ -105,8 +105,13 @@ class TopicPartitionState:
     is_pinned: bool = False
     topic_id: UUID = NIL
     rewind_position: Position | None = None
-    sought: SoughtRange = _WHATEVER_COMES
+    seek_range: SoughtRange = _WHATEVER_COMES
     has_other_topic: bool = False
+
+    def is_other_topic(self, topic_id: UUID) -> bool:
+        """Tell whether this is not the topic that was sought. A cluster without topic ids cannot tell."""
+        expected_id = self.seek_range.topic_id
+        return expected_id is not None and topic_id not in (NIL, expected_id)
 
 
 class FetchOutcome(Enum):
@@ -190,15 +195,15 @@ class SubscriptionState:
         self,
         partition: TopicPartition,
         to: Position | PositionSource,
-        sought: SoughtRange | None = None,
+        seek_range: SoughtRange | None = None,
     ) -> None:
         """Change the position; data in flight or buffered is dropped.
 
         Args:
-            sought: None keeps that of the last seek.
+            seek_range: None keeps that of the last seek.
         """
         track = self._states[partition]
-        track.sought = track.sought if sought is None else sought
+        track.seek_range = track.seek_range if seek_range is None else seek_range
         track.has_other_topic = False
         track.position_version = next(self._position_versions)
         track.has_pending_fetch = False
@@ -271,11 +276,6 @@ class SubscriptionState:
                 track.position = _without_epoch(track.position)
                 track.rewind_position = _without_epoch(track.rewind_position)
         return track.position
-
-    def is_other_topic(self, partition: TopicPartition, topic_id: UUID) -> bool:
-        """Tell whether this is not the topic that was sought. A cluster without topic ids cannot tell."""
-        sought_id = self._states[partition].sought.topic_id
-        return sought_id is not None and topic_id not in (NIL, sought_id)
 
     def note_other_topic(self, partition: TopicPartition) -> bool:
         """Note that it is not the topic that was sought. Return whether that was known: it is certain."""
@@ -357,7 +357,7 @@ class SubscriptionState:
             if track.position is not None
             and not track.is_paused
             and not track.has_pending_fetch
-            and (track.sought.until is None or track.position.offset < track.sought.until)
+            and (track.seek_range.until is None or track.position.offset < track.seek_range.until)
         )
 
 

@@ -187,9 +187,7 @@ class Fetcher:
         for partition, track, known_position in self._subscriptions.list_fetchable():
             info = image.find_partition(partition)
             node = image.find_leader(partition)
-            if info is not None and self._subscriptions.is_other_topic(
-                partition, image.topics[partition.topic].id
-            ):
+            if info is not None and track.is_other_topic(image.topics[partition.topic].id):
                 self._handle_other_topic(partition, track.position_version, unknown)
                 continue
             replica = self._subscriptions.find_preferred_replica(partition, now_ms)

@@ -70,18 +70,18 @@ def _clip_to_log_end(planner: SourcePlanner, ranges: list[OffsetRange]) -> list[
     """
     partitions = [each.partition for each in ranges]
     marks, latest = planner.list_high_watermarks(partitions), planner.list_latest_offsets(partitions)
-    losses, inverted, clipped = [], [], []
+    losses, problems, ranges_in_log = [], [], []
     for each in ranges:
         at, mark = each.partition, marks[each.partition]
         if max(each.start, each.end) > mark:
             losses.append(f"{each}: the log ends at {mark}")
         elif each.start > each.end and each.end != latest[at]:
-            inverted.append(f"{at} starts at {each.start}, behind its end {each.end}")
-        clipped.append(OffsetRange(at, each.start, max(each.start, min(each.end, mark))))
-    if inverted:
+            problems.append(f"{at} starts at {each.start}, behind its end {each.end}")
+        ranges_in_log.append(OffsetRange(at, each.start, max(each.start, min(each.end, mark))))
+    if problems:
         raise UnknownOffsets(
-            f"{'; '.join(inverted)}. Nothing was read. Let startingOffsets, or startingTimestamp, and their "
+            f"{'; '.join(problems)}. Nothing was read. Let startingOffsets, or startingTimestamp, and their "
             "ending siblings name the earlier place first"
         )
     planner.handle_data_loss(losses)
-    return clipped
+    return ranges_in_log

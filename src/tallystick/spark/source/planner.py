@@ -145,13 +145,13 @@ class SourcePlanner:
         return find_unseen(topics, seen) | find_away(topics, seen, positions)
 
     def _ask_for_topics(self, positions: Offsets) -> TopicsSeen:
-        found: dict[str, TopicInfo] = {}
+        infos: dict[str, TopicInfo] = {}
         names: Collection[str]
         match self._options.topics:
             case Matching() as pattern:
-                found = {n: info for n, info in self._admin.list_topics().items() if pattern.matches(n)}
+                infos = {n: info for n, info in self._admin.list_topics().items() if pattern.matches(n)}
                 # A list leaves out what may not be described. Asked for by name, it is said.
-                names = {at.topic for at in positions if pattern.matches(at.topic)} - found.keys()
+                names = {at.topic for at in positions if pattern.matches(at.topic)} - infos.keys()
             case Subscribed(topics=topics):
                 names = topics
             case Assigned(partitions=partitions):
@@ -159,12 +159,12 @@ class SourcePlanner:
         refusals: dict[str, BrokerRefused] = {}
         if names:
             answers = self._admin.describe_topics(sorted(names))
-            found |= answers.found
+            infos |= answers.found
             for name, failure in answers.failures.items():
                 if not isinstance(failure, UnknownTopic | NotAuthorized):
                     raise failure
                 refusals[name] = failure
-        return build_topics_seen(found.values(), self._options.topics, refusals)
+        return build_topics_seen(infos.values(), self._options.topics, refusals)
 
     def _handle_missing(self, unread: Iterable[object], away: Iterable[object]) -> None:
         """Report what is missing; what was read before is a loss, which the caller finds."""

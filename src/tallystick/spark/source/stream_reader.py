@@ -188,8 +188,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for name, why in recreated.items()
         )
         # A broker of an older version answers without ids.
-        known = self._topic_ids
-        known |= {name: each for name, each in seen.topic_ids.items() if each != NIL or name not in known}
+        ids = self._topic_ids
+        ids |= {name: each for name, each in seen.topic_ids.items() if each != NIL or name not in ids}
         return recreated.keys()
 
     def _read_topic_ids(self) -> None:

@@ -171,15 +171,15 @@ class _RecordWait:
 
     def _look(self, position: int, *, explain: bool) -> tuple[str | None, str]:
         """Return the loss that the log's end shows, if any, and otherwise why nothing comes."""
-        at, lost = self._range.partition, f"{self._range}: offset {position} cannot be read"
+        at, problem = self._range.partition, f"{self._range}: offset {position} cannot be read"
         try:
             with SourcePlanner(self._options) as planner:
                 ends = planner.look_at_log(at)
                 if ends.high_watermark < self._range.end:
-                    return f"{lost}: the log ends at {ends.high_watermark}", ""
+                    return f"{problem}: the log ends at {ends.high_watermark}", ""
                 return None, _explain_wait(planner, ends, self._range, position) if explain else ""
         except UnknownTopic as exc:
-            return f"{lost} ({exc.code})", ""
+            return f"{problem} ({exc.code})", ""
         except ClientError as exc:  # nothing says that it is lost
             return None, f"The cluster does not answer: {exc}"
 
