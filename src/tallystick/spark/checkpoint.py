@@ -177,8 +177,8 @@ def keep_start_offsets(
             "option and resume.from.prefix"
         )
     name = _name_start_note(json.dumps(source, sort_keys=True))
-    if (noted := _read_start_note(files, name)) is not None:
-        return noted
+    if (start := _read_start_note(files, name)) is not None:
+        return start
     start = _read_former_start(files, location, former_key) or find()
     topic_ids = {topic: str(topic_id) for topic, topic_id in start.topic_ids.items()}
     note = {"version": _NOTE_VERSION, "source": source, "topic_ids": topic_ids, "offsets": start.offsets}
@@ -243,10 +243,10 @@ def _read_former_start(files: CheckpointFiles, location: str, former_key: str | 
 
 def _parse_object(text: str) -> Mapping[str, object]:
     try:
-        parsed = json.loads(text)
+        json_value = json.loads(text)
     except ValueError:
         return {}
-    return parsed if isinstance(parsed, dict) else {}
+    return json_value if isinstance(json_value, dict) else {}
 
 
 def _shares_topic(offsets: Mapping[str, object], others: OffsetJson) -> bool:

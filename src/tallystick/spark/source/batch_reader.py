@@ -37,11 +37,11 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[OffsetRangePartition]:
         """Plan the tasks; Spark wants a list. Raises: UnknownOffsets, DataLoss; Admin's errors."""
         with SourcePlanner(self._options) as planner:
-            seen = planner.find_topics()
-            start = planner.resolve_offsets(self._options.starting, seen.partitions, starting=True)
-            end = planner.resolve_offsets(self._options.ending, seen.partitions, starting=False)
+            view = planner.find_topics()
+            start = planner.resolve_offsets(self._options.starting, view.partitions, starting=True)
+            end = planner.resolve_offsets(self._options.ending, view.partitions, starting=False)
             ranges = _clip_to_log_end(planner, _build_ranges(start, end))
-            return planner.plan_tasks(ranges, seen.topic_ids)
+            return planner.plan_tasks(ranges, view.topic_ids)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task. If there is nothing to read, Spark makes up a task, which is empty."""

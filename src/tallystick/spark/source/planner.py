@@ -89,7 +89,7 @@ class SourcePlanner:
         """Create the planner without connecting to the cluster."""
         self._options, self._sleep = options, sleep
         self._pauses = plan_pauses(int(options.client.get("default.api.timeout.ms", AWAY_MS_MAX)))
-        self._reported: frozenset[TopicPartition | str] = frozenset()
+        self._last_missing: frozenset[TopicPartition | str] = frozenset()
         admin_settings = ROLE_SETTINGS["admin"]
         self._admin = Admin(
             {n: t for n, t in options.client.items() if n in admin_settings or is_client_setting(n)}
@@ -121,28 +121,28 @@ class SourcePlanner:
         Raises: UnknownOffsets if a topic is missing that was never read; NotAuthorized.
         """
         topics = self._options.topics
-        seen = self._ask_for_topics(positions)
-        missing = self._find_missing(seen, positions)
+        view = self._ask_for_topics(positions)
+        missing = self._find_missing(view, positions)
         if positions or not self._options.fail_on_data_loss:
             for pause_s in self._pauses:
-                if missing <= self._reported:
+                if missing <= self._last_missing:
                     break
                 self._sleep(pause_s)
-                seen = seen.merge(self._ask_for_topics(positions))
-                missing = self._find_missing(seen, positions)
+                view = view.merge(self._ask_for_topics(positions))
+                missing = self._find_missing(view, positions)
         if self._options.fail_on_data_loss or not isinstance(topics, Matching):
-            for failure in seen.refusals.values():
+            for failure in view.refusals.values():
                 if not isinstance(failure, UnknownTopic):
                     raise failure
-        if missing - self._reported:
-            unread = missing - positions.keys() - {at.topic for at in positions}
-            self._handle_missing(unread, sorted(find_away(topics, seen, positions)))
-        self._reported = missing
-        return seen
+        if missing - self._last_missing:
+            new_names = missing - positions.keys() - {at.topic for at in positions}
+            self._handle_missing(new_names, sorted(find_away(topics, view, positions)))
+        self._last_missing = missing
+        return view
 
-    def _find_missing(self, seen: TopicsSeen, positions: Offsets) -> frozenset[TopicPartition | str]:
+    def _find_missing(self, view: TopicsSeen, positions: Offsets) -> frozenset[TopicPartition | str]:
         topics = self._options.topics
-        return find_unseen(topics, seen) | find_away(topics, seen, positions)
+        return find_unseen(topics, view) | find_away(topics, view, positions)
 
     def _ask_for_topics(self, positions: Offsets) -> TopicsSeen:
         infos: dict[str, TopicInfo] = {}
@@ -166,10 +166,10 @@ class SourcePlanner:
                 refusals[name] = failure
         return build_topics_seen(infos.values(), self._options.topics, refusals)
 
-    def _handle_missing(self, unread: Iterable[object], away: Iterable[object]) -> None:
+    def _handle_missing(self, new_names: Iterable[object], away: Iterable[object]) -> None:
         """Report what is missing; what was read before is a loss, which the caller finds."""
         where = f"not in the cluster at {self._options.client['bootstrap.servers']}"
-        if names := ", ".join(sorted(map(str, unread))):
+        if names := ", ".join(sorted(map(str, new_names))):
             if self._options.fail_on_data_loss:
                 raise UnknownOffsets(
                     f"{where}: {names}. Create them, or set failOnDataLoss to false to continue without them"
@@ -205,7 +205,7 @@ class SourcePlanner:
         self,
         partitions: Collection[TopicPartition],
         positions: Offsets = NO_OFFSETS,
-        recreated: Collection[str] = (),
+        other_topics: Collection[str] = (),
     ) -> dict[TopicPartition, int]:
         """Return the current end offsets: last stable offsets, or high watermarks with `read_uncommitted`.
 
@@ -214,11 +214,11 @@ class SourcePlanner:
         Args:
             positions: the offsets read so far. A query that continues from Spark's own source, or from
                 `read_uncommitted`, may be past the last stable offset: it waits there.
-            recreated: topics whose logs are known to be others.
+            other_topics: topics whose logs are known to be others.
         """
         ends = self._list_latest_once(partitions, positions)
         for pause_s in self._pauses:
-            cut = [at for at in ends if positions.get(at, 0) > ends[at] and at.topic not in recreated]
+            cut = [at for at in ends if positions.get(at, 0) > ends[at] and at.topic not in other_topics]
             if not cut:
                 break
             self._sleep(pause_s)

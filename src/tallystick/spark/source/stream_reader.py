@@ -82,10 +82,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner = self._get_planner()
 
         def resolve_named() -> OffsetJson:
-            seen = planner.find_topics()
-            self._topic_ids |= seen.topic_ids
+            view = planner.find_topics()
+            self._topic_ids |= view.topic_ids
             place = self._options.starting
-            return encode_offsets(planner.resolve_offsets(place, seen.partitions, starting=True))
+            return encode_offsets(planner.resolve_offsets(place, view.partitions, starting=True))
 
         if self._options.checkpoint is None:
             return resolve_named()
@@ -168,29 +168,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end offsets there are. What is away keeps its start offset: nothing is read twice."""
         planner = self._get_planner()
         self._read_topic_ids()
-        seen = planner.find_topics(begin)
-        recreated = self._note_topics(seen, begin)
-        ends = planner.list_latest_offsets(seen.partitions, begin, recreated)
+        view = planner.find_topics(begin)
+        other_topics = self._note_topics(view, begin)
+        ends = planner.list_latest_offsets(view.partitions, begin, other_topics)
         if self._options.fail_on_data_loss:
             earliest = planner.list_earliest_offsets(set(ends) - set(begin))
             planner.handle_data_loss(plan_batch(begin, ends, earliest).losses)
         return {**begin, **ends}
 
-    def _note_topics(self, seen: TopicsSeen, positions: Offsets) -> Collection[str]:
+    def _note_topics(self, view: TopicsSeen, positions: Offsets) -> Collection[str]:
         """Compare the topics' ids with those known so far; return the topics that are others now."""
-        recreated = describe_recreated(self._topic_ids, seen.topic_ids)
+        other_topics = describe_recreated(self._topic_ids, view.topic_ids)
         passed_over = {
             name: ", ".join(f"{at} before {positions[at]}" for at in sorted(positions) if at.topic == name)
-            for name in recreated
+            for name in other_topics
         }
         self._get_planner().handle_data_loss(
             f"{why}; of the new one, the records of {passed_over[name] or 'no partition'} are not read"
-            for name, why in recreated.items()
+            for name, why in other_topics.items()
         )
         # A broker of an older version answers without ids.
         ids = self._topic_ids
-        ids |= {name: each for name, each in seen.topic_ids.items() if each != NIL or name not in ids}
-        return recreated.keys()
+        ids |= {name: each for name, each in view.topic_ids.items() if each != NIL or name not in ids}
+        return other_topics.keys()
 
     def _read_topic_ids(self) -> None:
         """Begin a run with the ids that the query began with, if they are noted in its checkpoint."""
@@ -207,12 +207,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if {at.topic for at in starts} <= self._topic_ids.keys():
             return ranges
         planner = self._get_planner()
-        seen = planner.find_topics(starts)
-        self._note_topics(seen, starts)
+        view = planner.find_topics(starts)
+        self._note_topics(view, starts)
         planner.handle_data_loss(
-            f"{each} is gone" for each in ranges if each.partition not in seen.partitions
+            f"{each} is gone" for each in ranges if each.partition not in view.partitions
         )
-        return [each for each in ranges if each.partition in seen.partitions]
+        return [each for each in ranges if each.partition in view.partitions]
 
     def _should_delay(self, count: int) -> bool:
         """Return whether to wait for more records, up to the maximum delay; a run's first batch does not."""

@@ -72,20 +72,20 @@ def is_named(strategy: ConsumerStrategy, at: TopicPartition) -> bool:
             return at in partitions
 
 
-def find_unseen(strategy: ConsumerStrategy, seen: TopicsSeen) -> frozenset[TopicPartition | str]:
+def find_unseen(strategy: ConsumerStrategy, view: TopicsSeen) -> frozenset[TopicPartition | str]:
     """Return what the options name by its name and no answer had: topics or partitions."""
     match strategy:
         case Subscribed(topics=names):
-            return frozenset(names) - seen.topic_ids.keys()
+            return frozenset(names) - view.topic_ids.keys()
         case Assigned(partitions=partitions):
-            return frozenset(partitions) - seen.partitions
+            return frozenset(partitions) - view.partitions
         case Matching():
             return frozenset()
 
 
-def find_away(strategy: ConsumerStrategy, seen: TopicsSeen, positions: Offsets) -> frozenset[TopicPartition]:
+def find_away(strategy: ConsumerStrategy, view: TopicsSeen, positions: Offsets) -> frozenset[TopicPartition]:
     """Return the partitions that were read, that the options still name and that no answer had."""
-    return frozenset(at for at in positions if at not in seen.partitions and is_named(strategy, at))
+    return frozenset(at for at in positions if at not in view.partitions and is_named(strategy, at))
 
 
 def plan_pauses(api_timeout_ms: int) -> tuple[float, ...]:
@@ -94,11 +94,11 @@ def plan_pauses(api_timeout_ms: int) -> tuple[float, ...]:
     return tuple(pause * share_s for pause in _PAUSES)
 
 
-def describe_recreated(known: Mapping[str, UUID], seen: Mapping[str, UUID]) -> dict[str, str]:
+def describe_recreated(former_ids: Mapping[str, UUID], view: Mapping[str, UUID]) -> dict[str, str]:
     """Return a description of the loss for each topic that has another id than the one known so far."""
     return {
-        name: f"{name} was deleted and made anew since it was last read (topic id {known[name]}, "
+        name: f"{name} was deleted and made anew since it was last read (topic id {former_ids[name]}, "
         f"{topic_id} now)"
-        for name, topic_id in sorted(seen.items())
-        if known.get(name, NIL) != NIL and topic_id not in (NIL, known[name])
+        for name, topic_id in sorted(view.items())
+        if former_ids.get(name, NIL) != NIL and topic_id not in (NIL, former_ids[name])
     }
