@@ -23,8 +23,8 @@ LEFT_TO_FULL := tests/crash/test_spark_torture.py tests/crash/test_spark_cluster
 	tests/interop/security tests/interop/modes/test_interop_resume.py tests/interop/kafka_tools/test_interop_dump_log.py \
 	tests/integration/test_spark_class_archive.py \
 	tests/integration/test_spark_connect.py tests/integration/test_spark_connect_foreach.py \
-	tests/integration/test_spark_own_source.py tests/integration/test_spark_moving.py \
-	tests/integration/test_spark_versions.py tests/integration/test_spark_hdfs.py tests/integration/test_spark_submit.py \
+	tests/integration/test_spark_own_source.py tests/integration/test_spark_differences.py \
+	tests/integration/test_spark_moving.py tests/integration/test_spark_versions.py tests/integration/test_spark_hdfs.py tests/integration/test_spark_submit.py \
 	tests/integration/test_avro_to_delta_example.py \
 	tests/browser/test_pages.py tests/browser/test_keyboard.py tests/browser/test_hostile_names.py \
 	tests/browser/test_live_cluster.py

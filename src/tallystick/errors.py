@@ -13,6 +13,7 @@ from tallystick.client.consumer.errors import (
     DeserializationFailed,
     PositionUnknown,
     RecordUnreadable,
+    TopicRecreated,
     WokenUp,
 )
 from tallystick.client.errors import (
@@ -70,6 +71,7 @@ __all__ = [
     "TimedOut",
     "TlsFailed",
     "TooLarge",
+    "TopicRecreated",
     "UnknownTopic",
     "Unreachable",
     "WokenUp",

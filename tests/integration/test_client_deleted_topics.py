@@ -6,6 +6,7 @@ import pytest
 
 from tallystick import Admin, Consumer, Producer, TopicPartition
 from tallystick.admin import NewTopic
+from tallystick.client.consumer.errors import TopicRecreated
 from tallystick.client.errors import UnknownTopic
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -84,6 +85,33 @@ def test_a_recreated_topic_is_read_from_where_the_reset_policy_says(
             other.send(topic, b"new1").result(30)
         assert eventually(lambda: b"new1" in poll())
         assert seen[3:] == ([b"new0", b"new1"] if reset == "earliest" else [b"new1"])
+
+
+def test_a_position_may_name_the_topic_that_it_is_in(broker: EmbeddedBroker) -> None:
+    """A reader that comes back to a name tells another topic by its id, though the offset is in its log."""
+    bootstrap = {"bootstrap.servers": broker.bootstrap_servers}
+    at = TopicPartition("sought", 0)
+    with Admin(bootstrap) as admin, Consumer({**bootstrap, "auto.offset.reset": "earliest"}) as reader:
+        for _ in range(2):
+            admin.create_topics([NewTopic(name=at.topic, partitions=1)])
+            topic_id = admin.describe_topics([at.topic]).one(at.topic).id
+            with Producer(bootstrap) as producer:
+                for value in (b"0", b"1", b"2"):
+                    producer.send(at.topic, value).result(30)
+            reader.assign([at])
+            reader.seek(
+                at, 1, topic_id=topic_id
+            )  # its metadata is that of the former topic in the second turn
+            assert [record.offset for record in reader.poll(10)] == [1, 2]
+            admin.delete_topics([at.topic])
+        admin.create_topics([NewTopic(name=at.topic, partitions=1)])
+        with Producer(bootstrap) as producer:
+            producer.send(at.topic, b"other").result(30)
+        reader.seek(at, 0, topic_id=topic_id)
+        with pytest.raises(TopicRecreated, match="deleted and made anew"):
+            reader.poll(10)
+        reader.seek(at, 0)
+        assert [record.value for record in reader.poll(10)] == [b"other"]
 
 
 def test_a_topic_made_again_with_fewer_partitions_is_counted_anew(broker: EmbeddedBroker) -> None:

@@ -15,6 +15,9 @@ from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
+# What is away is asked for again over this time.
+SHORT_TIMEOUTS = {"kafka__default__api__timeout__ms": 5000, "kafka__request__timeout__ms": 5000}
+
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[EmbeddedBroker]:
@@ -159,12 +162,14 @@ def test_records_that_aged_out(
 def test_a_topic_made_anew(
     spark: SparkSession, broker: EmbeddedBroker, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
-    query = Query(spark, tmp_path, broker, subscribe=topic)
+    query = Query(spark, tmp_path, broker, subscribe=topic, **SHORT_TIMEOUTS)
     fill(broker, topic, p0=5)
     query.run()
+    logged = query.stopped_at
     admin.delete_topics([topic]).all()
-    with pytest.raises(StreamingQueryException, match=f"not in the cluster at .*: {topic}"):
+    with pytest.raises(StreamingQueryException, match=f"gone since they were last read: {topic}-0"):
         query.run()
+    assert query.stopped_at == logged, "it goes on when the topic is back"
     admin.create_topics([NewTopic(name=topic, partitions=2)]).all()
     fill(broker, topic, p0=2)
     with pytest.raises(StreamingQueryException, match="was read up to offset 5 and ends at 2 now"):

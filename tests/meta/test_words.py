@@ -48,7 +48,7 @@ PARTICIPLES = {
         "unassigned",
         "wanted",
     },
-    "src/tallystick/spark": {"committed", "truncated", "unmatched"},
+    "src/tallystick/spark": {"committed", "unmatched"},
     "tools": set(),
 }
 

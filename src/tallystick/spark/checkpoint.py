@@ -3,7 +3,7 @@
     metadata                 Spark's: the query's id
     offsets/N                Spark's: the sources' offsets at the end of batch N
     state/                   Spark's: exists if the query keeps state
-    tallystick/start-*.json  ours: the start offsets of a source
+    tallystick/start-*.json  ours: the start offsets of a source, and what it reads
     tallystick/decisions.json  ours: the prefix and the place of the query's decisions
     tallystick/decisions-*.json  the same of a further prefix, of a query with several
     tallystick/schema-*.json  ours: the schema that a sink writes for a subject, and its registry
@@ -20,10 +20,11 @@ as one of Spark Connect's, knows nothing of the checkpoint.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
+from uuid import UUID
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value
@@ -32,7 +33,7 @@ from tallystick.spark.files import served
 from tallystick.spark.files.folder import CheckpointFiles, LocalFiles
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.decide import DecisionLocation, NewCheckpoint, QueryStart
-from tallystick.spark.protocol.offsets import OffsetJson
+from tallystick.spark.protocol.offsets import OffsetJson, StartOffsets
 
 _LOCAL_URI: Final = re.compile("file:(?://(?:localhost)?(?=/))?(/(?:[^/].*)?)")
 _SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
@@ -41,6 +42,7 @@ _START_FILE: Final = re.compile(r"start-.*\.json")
 _LOCATION_NAME: Final = "decisions.json"
 _LOCATION_FILE: Final = f"{_OWN_FOLDER}/{_LOCATION_NAME}"
 _FURTHER_LOCATION_NAME: Final = re.compile(r"decisions-[0-9a-f]{16}\.json")
+_NOTE_VERSION: Final = 1
 _HEADER_LINES: Final = 2
 """Number of lines before the offsets: the log's version, and the batch's settings (Spark's OffsetSeqLog)."""
 
@@ -119,7 +121,7 @@ def read_query_start(options: SinkOptions, query_id: str | None = None) -> Query
         return None
     try:
         names = [name for name in files.list_names(_OWN_FOLDER) if _START_FILE.fullmatch(name)]
-        starts = [files.read(f"{_OWN_FOLDER}/{name}") for name in names]
+        starts = [_read_noted_offsets(files.read(f"{_OWN_FOLDER}/{name}")) for name in names]
         keeps_state = files.exists("state")
     except (OSError, ValueError):
         return None
@@ -185,14 +187,18 @@ def _read_location(files: CheckpointFiles, name: str) -> DecisionLocation | None
         raise _cannot_read(files, name, exc) from exc
 
 
-def keep_start_offsets(location: str, source: str, find: Callable[[], OffsetJson]) -> OffsetJson:
+def keep_start_offsets(
+    location: str, source: Mapping[str, str], find: Callable[[], StartOffsets], former_key: str | None = None
+) -> StartOffsets:
     """Return a source's start offsets: those kept in the checkpoint, else those of `find` [SPK-3].
 
     The latter are then kept.
 
     Args:
-        source: a key that differs between the sources of a query.
+        source: what the source reads, where and how; it differs between the sources of a query, unless they
+            begin at the same offsets.
         find: computes the start offsets of a new query.
+        former_key: the key of a note without these words.
     Raises: BadCheckpoint; the errors of `find`.
     """
     files = open_checkpoint(location)
@@ -203,15 +209,91 @@ def keep_start_offsets(location: str, source: str, find: Callable[[], OffsetJson
             "has; with Spark Connect it has to be a folder on the server's host. Otherwise remove this "
             "option and resume.from.prefix"
         )
-    name = f"{_OWN_FOLDER}/start-{sha256(source.encode()).hexdigest()[:16]}.json"
+    name = _name_start_note(json.dumps(source, sort_keys=True))
+    if (start := _read_start_note(files, name)) is not None:
+        return start
+    start = _read_former_start(files, location, former_key) or find()
+    topic_ids = {topic: str(topic_id) for topic, topic_id in start.topic_ids.items()}
+    note = {"version": _NOTE_VERSION, "source": source, "topic_ids": topic_ids, "offsets": start.offsets}
+    _write(files, name, json.dumps(note))
+    return start
+
+
+def read_start(location: str, source: Mapping[str, str]) -> StartOffsets | None:
+    """Return the start offsets that a source has kept in the checkpoint, if any. Raises: BadCheckpoint."""
+    files = open_checkpoint(location)
+    name = _name_start_note(json.dumps(source, sort_keys=True))
+    return None if files is None else _read_start_note(files, name)
+
+
+def _read_start_note(files: CheckpointFiles, name: str) -> StartOffsets | None:
+    try:
+        note = json.loads(files.read(name))
+        return StartOffsets(
+            offsets=note["offsets"],
+            topic_ids={topic: UUID(topic_id) for topic, topic_id in note["topic_ids"].items()},
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise _cannot_read(files, name, exc) from exc
+
+
+def _name_start_note(key: str) -> str:
+    return f"{_OWN_FOLDER}/start-{sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _read_former_start(files: CheckpointFiles, location: str, former_key: str | None) -> StartOffsets | None:
+    """Return the offsets of a note that does not say what it is about, if it can only be this source's.
+
+    All sources of one query with the same topics shared such a note, also those of several clusters.
+
+    Raises: BadCheckpoint.
+    """
+    if former_key is None:
+        return None
+    name = _name_start_note(former_key)
     try:
         offsets: OffsetJson = json.loads(files.read(name))
+        own_names = [each for each in files.list_names(_OWN_FOLDER) if _START_FILE.fullmatch(each)]
+        notes = [json.loads(files.read(f"{_OWN_FOLDER}/{each}")) for each in own_names]
     except FileNotFoundError:
-        offsets = find()
-        _write(files, name, json.dumps(offsets))
+        return None
     except (OSError, ValueError) as exc:
         raise _cannot_read(files, name, exc) from exc
-    return offsets
+    lines = (read_end_offsets(location, 0) or "").splitlines()
+    source_count = sum(_shares_topic(_parse_object(line), offsets) for line in lines)
+    note_count = sum(not _is_versioned(each) and _shares_topic(each, offsets) for each in notes)
+    if not 0 < source_count <= note_count:
+        raise BadCheckpoint(
+            f"{files}/{name} has the start offsets of a source, and does not say in which cluster, as an "
+            f"earlier version wrote them: {source_count} sources of its topics in this query, and "
+            f"{note_count} such files. Nothing was begun. Delete the file, and the sources begin where "
+            "startingOffsets says, or use a new checkpoint"
+        )
+    return StartOffsets(offsets=offsets)
+
+
+def _parse_object(text: str) -> Mapping[str, object]:
+    try:
+        json_value = json.loads(text)
+    except ValueError:
+        return {}
+    return json_value if isinstance(json_value, dict) else {}
+
+
+def _shares_topic(offsets: Mapping[str, object], others: OffsetJson) -> bool:
+    return any(isinstance(offsets.get(topic), dict) for topic in others)
+
+
+def _read_noted_offsets(text: str) -> str:
+    note = json.loads(text)
+    return json.dumps(note["offsets"]) if _is_versioned(note) else text
+
+
+def _is_versioned(note: Mapping[str, object]) -> bool:
+    """Tell a note of ours from one that has the offsets alone, in which each key is a topic."""
+    return note.get("version") == _NOTE_VERSION
 
 
 class SchemaNote(Value, kw_only=True):

@@ -85,7 +85,7 @@ class KafkaDataSource(DataSource):
         """Return the columns of Spark's own Kafka source. Raises: BadConfig, as early as `load()`."""
         options = parse_source_options(self.options)
         types: Mapping[str, DataType] = {}
-        if options.formats.fields:  # the libraries are loaded for such queries alone
+        if options.formats.changes_columns:  # the libraries are loaded for such queries alone
             types = source.decoding.resolve_column_types(options)
         columns = build_spark_schema(headers=options.include_headers, types=types)
         freeze_loaded_modules()

@@ -14,6 +14,7 @@ from tallystick.client.consumer.fetch_state import (
     PartitionFetchParams,
     Position,
     PositionSource,
+    SoughtRange,
     SubscriptionState,
     classify_fetch_response,
 )
@@ -145,6 +146,31 @@ def test_paused_partitions_and_those_at_hand_are_not_asked_for() -> None:
     assert fetchable(mine) == {}
     mine.seek(B, Position(3))
     assert fetchable(mine) == {B: 3}, "what is at hand is of another place"
+
+
+def test_nothing_is_fetched_past_the_end_that_was_sought() -> None:
+    """A fetch at the end of the log would wait at the broker, and every later one behind it."""
+    mine = tracks()
+    mine.seek(A, Position(5), SoughtRange(until=8))
+    mine.seek(B, Position(8), SoughtRange(until=8))
+    assert fetchable(mine) == {A: 5}
+    mine.advance(A, mine[A].position_version, Position(9))
+    assert not fetchable(mine)
+    mine.go_back(A, Position(7))
+    assert fetchable(mine) == {A: 7}, "the same range, as the user still reads it"
+    mine.seek(A, Position(9), SoughtRange())
+    assert fetchable(mine) == {A: 9}
+
+
+def test_another_topic_than_the_one_sought_is_known_by_its_id() -> None:
+    """One answer may be old: it is certain when new metadata says so, too."""
+    mine = tracks()
+    mine.seek(A, Position(5), SoughtRange(topic_id=OLD))
+    assert [mine[A].is_other_topic(topic_id) for topic_id in (OLD, UUID(int=0), NEW)] == [False, False, True]
+    assert [mine.note_other_topic(A) for _ in range(2)] == [False, True]
+    mine.seek(A, Position(5), SoughtRange())
+    assert not mine[A].is_other_topic(NEW)
+    assert not mine.note_other_topic(A)
 
 
 def test_a_position_outside_the_log_is_reset() -> None:

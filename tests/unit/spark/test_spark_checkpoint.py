@@ -1,7 +1,9 @@
 """Checkpoints in folders, and what a source keeps in one."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -20,9 +22,11 @@ from tallystick.spark.checkpoint import (
 )
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.decide import DecisionLocation, NewCheckpoint, QueryStart
+from tallystick.spark.protocol.offsets import StartOffsets
 
 OFFSETS = 'v1\n{"batchWatermarkMs":0}\n{"a":{"0":5}}\n{"b":{"0":1}}\n'
-START = {"a": {"0": 3}}
+START = StartOffsets(offsets={"a": {"0": 3}}, topic_ids={"a": UUID(int=1)})
+OF_A = {"cluster": "1", "topics": "a"}
 
 
 @pytest.fixture
@@ -70,29 +74,61 @@ def test_what_cannot_be_read_is_not_known(location: str | None) -> None:
 
 def test_a_start_is_asked_once_and_kept(folder: Path) -> None:
     """[SPK-3] However often the first batch is repeated, and whatever `latest` is by then."""
-    answers = iter([START, {"a": {"0": 9}}, {"b": {"0": 0}}])
+    other = StartOffsets(offsets={"a": {"0": 9}})
+    answers = iter([START, other, StartOffsets(offsets={"b": {"0": 0}})])
     for _ in range(2):
-        assert keep_start_offsets(str(folder), "of a", lambda: next(answers)) == START
-    assert keep_start_offsets(f"file:{folder}", "of b", lambda: next(answers)) == {"a": {"0": 9}}
+        assert keep_start_offsets(str(folder), OF_A, lambda: next(answers)) == START
+    assert keep_start_offsets(f"file:{folder}", {**OF_A, "cluster": "2"}, lambda: next(answers)) == other
+    notes = [json.loads(path.read_text()) for path in (folder / "tallystick").glob("start-*.json")]
+    assert sorted(note["source"]["cluster"] for note in notes) == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "notes", "is_taken"),
+    [
+        (['{"a":{"0":5}}', '{"b":{"0":1}}'], 1, True),
+        (['{"a":{"0":5}}', '{"logOffset":3}', "-"], 1, True),
+        (['{"a":{"0":5}}', '{"a":{"0":9}}'], 2, True),
+        (['{"a":{"0":5}}', '{"a":{"0":9}}'], 1, False),
+        ([], 1, False),
+    ],
+)
+def test_a_start_that_was_kept_without_its_cluster(
+    folder: Path, ends: list[str], notes: int, is_taken: bool
+) -> None:
+    """[SPK-3] It is taken where every source of its topics has one, and it can be no other source's."""
+    (folder / "offsets" / "0").write_text("\n".join(["v1", "{}", *ends]))
+    own = folder / "tallystick"
+    own.mkdir()
+    for number in range(notes):
+        name = f"start-{sha256(f'key {number}'.encode()).hexdigest()[:16]}.json"
+        (own / name).write_text(json.dumps({"a": {"0": 3 + number}}))
+    if is_taken:
+        for _ in range(2):
+            assert keep_start_offsets(str(folder), OF_A, pytest.fail, "key 0").offsets == START.offsets
+    else:
+        with pytest.raises(BadCheckpoint, match="does not say in which cluster"):
+            keep_start_offsets(str(folder), OF_A, pytest.fail, "key 0")
+    assert keep_start_offsets(str(folder), {**OF_A, "topics": "b"}, lambda: START, "of b") == START
 
 
 def test_a_place_that_keeps_no_start_is_refused(folder: Path) -> None:
     """[SPK-3] Rather than to begin somewhere else the next time."""
     for location in ("s3a://bucket/a", str(folder.parent)):
         with pytest.raises(BadCheckpoint, match="not look like this query's checkpoint folder"):
-            keep_start_offsets(location, "of a", lambda: START)
+            keep_start_offsets(location, OF_A, lambda: START)
     (folder / "tallystick").write_text("in the way")
     with pytest.raises(BadCheckpoint, match="Nothing was begun"):
-        keep_start_offsets(str(folder), "of a", lambda: START)
+        keep_start_offsets(str(folder), OF_A, lambda: START)
 
 
 def test_how_a_query_begins_is_looked_at_for_resume_alone(folder: Path) -> None:
     """[SPK-27]"""
-    keep_start_offsets(str(folder), "of a", lambda: START)
+    keep_start_offsets(str(folder), OF_A, lambda: START)
     options = SinkOptions(
         prefix="p", client={}, on_new_checkpoint=NewCheckpoint.RESUME, checkpoint=f"file:{folder}"
     )
-    found = QueryStart(query_id="q", start_offsets=(json.dumps(START),), source_count=2)
+    found = QueryStart(query_id="q", start_offsets=(json.dumps(START.offsets),), source_count=2)
     assert read_query_start(options) == found
     (folder / "state").mkdir()
     assert read_query_start(options, "given") == replace(found, query_id="given", is_stateful=True)

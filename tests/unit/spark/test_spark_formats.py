@@ -25,6 +25,12 @@ def test_without_options_keys_and_values_are_bytes() -> None:
     assert (options.fields, options.has_malformed_column, problems) == ((), False, [])
 
 
+def test_a_record_of_bytes_may_be_malformed_too() -> None:
+    """Its timestamp may be one that Spark's column cannot hold."""
+    options, problems = parse(onmalformed="null")
+    assert (options.has_malformed_column, options.changes_columns, problems) == (True, True, [])
+
+
 def test_what_is_given_is_taken() -> None:
     options, problems = parse(
         key_format="string",
@@ -67,7 +73,7 @@ def test_what_is_given_is_taken() -> None:
             {"value_format": "avro", "value_message": "demo.Order"},
             "value.message: has an effect with value.format protobuf alone",
         ),
-        ({"onmalformed": "null"}, "onMalformed: has an effect with"),
+        ({"onmalformed": "none"}, "onMalformed: 'none' is not one of"),
         ({"auto_register_schemas": "yes"}, "auto.register.schemas: 'yes' is not true or false"),
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast
+from uuid import UUID
 
 from tallystick.client import tracing
 from tallystick.client.config import ConsumerConfig
@@ -90,9 +91,17 @@ class Consumer(Generic[K, V]):
 
     # --------------------------------------------------------------------------- positions
 
-    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
+    def seek(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        leader_epoch: int | None = None,
+        *,
+        until: int | None = None,
+        topic_id: UUID | None = None,
+    ) -> None:
         """Continue with the record at `offset`, or the first one after it."""
-        self._engine.positions.seek(partition, offset, leader_epoch)
+        self._engine.positions.seek(partition, offset, leader_epoch, until=until, topic_id=topic_id)
 
     def go_back(self, partition: TopicPartition, offset: int) -> None:
         """Return records from `offset` on again; records returned before it may still be committed."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self
+from uuid import UUID
 
 from tallystick.client.aio import consumer as aio
 from tallystick.client.aio.consumer import CLOSE_TIMEOUT_S, go_back
@@ -143,12 +144,27 @@ class Consumer(Generic[K, V]):
 
     # --------------------------------------------------------------------------- positions
 
-    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
+    def seek(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        leader_epoch: int | None = None,
+        *,
+        until: int | None = None,
+        topic_id: UUID | None = None,
+    ) -> None:
         """Continue with the record at `offset`, or the first one after it.
 
+        Args:
+            until: fetch nothing from this offset on. Records fetched together with earlier ones are returned.
+            topic_id: the topic that the offset is in. If another one has its name, `poll` raises
+                TopicRecreated, whatever `auto.offset.reset` says.
         Raises: IllegalState for a partition that is not assigned.
         """
-        self._calls.call(partial(self._async_consumer.seek, partition, offset, leader_epoch), "seek")
+        seek = partial(
+            self._async_consumer.seek, partition, offset, leader_epoch, until=until, topic_id=topic_id
+        )
+        self._calls.call(seek, "seek")
 
     def rewind(self) -> None:
         """From the next `poll` on, return records again that were returned and never committed.

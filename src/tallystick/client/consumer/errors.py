@@ -18,6 +18,13 @@ class PositionUnknown(ClientError):
         return f"{TopicPartition(self.topic, self.partition)}: {self.why}, and auto.offset.reset is none"
 
 
+class TopicRecreated(PositionUnknown):
+    """The topic that `seek` named by its id is gone: another one has its name."""
+
+    def what(self) -> str:
+        return f"{TopicPartition(self.topic, self.partition)}: {self.why}"
+
+
 class WokenUp(ClientError):
     """`wakeup`, called from another thread or task, ended the wait of a `poll`."""
 

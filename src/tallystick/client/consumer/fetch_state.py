@@ -56,6 +56,20 @@ class Position(Value):
     leader_epoch: int | None = None
 
 
+class SoughtRange(Value, kw_only=True):
+    """What a seek is about besides its offset.
+
+    until     nothing is fetched from here on; None for no end
+    topic_id  the topic that the offset is in; None for the one that has the name
+    """
+
+    until: int | None = None
+    topic_id: UUID | None = None
+
+
+_WHATEVER_COMES: Final = SoughtRange()
+
+
 def to_position(offset: OffsetAndMetadata | OffsetAndTimestamp) -> Position:
     """Return the position to read from, given a committed offset or one of a log."""
     return Position(offset.offset, offset.leader_epoch)
@@ -74,6 +88,8 @@ class TopicPartitionState:
     topic_id                of the topic that is read; nil until it is fetched, or where the cluster has none
     rewind_position         where reading resumes if the records returned since do not count: the last
                             commit, or else where it began or was sought; None with the position
+    seek_range              what the last seek was given besides its offset
+    has_other_topic         metadata named another topic than the one sought; asked once more
     """
 
     position: Position | None = None
@@ -89,6 +105,13 @@ class TopicPartitionState:
     is_pinned: bool = False
     topic_id: UUID = NIL
     rewind_position: Position | None = None
+    seek_range: SoughtRange = _WHATEVER_COMES
+    has_other_topic: bool = False
+
+    def is_other_topic(self, topic_id: UUID) -> bool:
+        """Tell whether this is not the topic that was sought. A cluster without topic ids cannot tell."""
+        expected_id = self.seek_range.topic_id
+        return expected_id is not None and topic_id not in (NIL, expected_id)
 
 
 class FetchOutcome(Enum):
@@ -168,9 +191,20 @@ class SubscriptionState:
             for p in partitions
         }
 
-    def seek(self, partition: TopicPartition, to: Position | PositionSource) -> None:
-        """Change the position; data in flight or buffered is dropped."""
+    def seek(
+        self,
+        partition: TopicPartition,
+        to: Position | PositionSource,
+        seek_range: SoughtRange | None = None,
+    ) -> None:
+        """Change the position; data in flight or buffered is dropped.
+
+        Args:
+            seek_range: None keeps that of the last seek.
+        """
         track = self._states[partition]
+        track.seek_range = track.seek_range if seek_range is None else seek_range
+        track.has_other_topic = False
         track.position_version = next(self._position_versions)
         track.has_pending_fetch = False
         if isinstance(to, Position):
@@ -243,6 +277,12 @@ class SubscriptionState:
                 track.rewind_position = _without_epoch(track.rewind_position)
         return track.position
 
+    def note_other_topic(self, partition: TopicPartition) -> bool:
+        """Note that it is not the topic that was sought. Return whether that was known: it is certain."""
+        track = self._states[partition]
+        was_known, track.has_other_topic = track.has_other_topic, True
+        return was_known
+
     def reset_position(self, partition: TopicPartition) -> bool:
         """Reset a position that does not exist. Return False if that is an error for the user."""
         if self._reset_source is None or self._states[partition].is_pinned:
@@ -314,7 +354,10 @@ class SubscriptionState:
         return (
             (partition, track, track.position)
             for partition, track in self._states.items()
-            if track.position is not None and not track.is_paused and not track.has_pending_fetch
+            if track.position is not None
+            and not track.is_paused
+            and not track.has_pending_fetch
+            and (track.seek_range.until is None or track.position.offset < track.seek_range.until)
         )
 
 

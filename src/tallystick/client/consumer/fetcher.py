@@ -13,7 +13,7 @@ from typing import Final
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.arrow import RowChunk, take_chunk
 from tallystick.client.consumer.decode import CompletedFetch, ConsumerRecord
-from tallystick.client.consumer.errors import PositionUnknown, RecordUnreadable
+from tallystick.client.consumer.errors import PositionUnknown, RecordUnreadable, TopicRecreated
 from tallystick.client.consumer.fetch_state import (
     FetchOutcome,
     FetchRequestData,
@@ -187,6 +187,9 @@ class Fetcher:
         for partition, track, known_position in self._subscriptions.list_fetchable():
             info = image.find_partition(partition)
             node = image.find_leader(partition)
+            if info is not None and track.is_other_topic(image.topics[partition.topic].id):
+                self._handle_other_topic(partition, track.position_version, unknown)
+                continue
             replica = self._subscriptions.find_preferred_replica(partition, now_ms)
             if replica is not None and not image.is_online_replica(partition, replica):
                 # The leader may know more than our metadata. Asked at once, it would name the replica again.
@@ -221,6 +224,16 @@ class Fetcher:
             )
         if unknown:
             self._retry_after_backoff(dict.fromkeys(unknown), refresh=True)
+
+    def _handle_other_topic(
+        self, partition: TopicPartition, serial: int, unknown: list[TopicPartition]
+    ) -> None:
+        """Look once more under which id the name is known, then report it: our metadata may be old."""
+        if not self._subscriptions.note_other_topic(partition):
+            unknown.append(partition)
+            return
+        why = "the topic was deleted and made anew: it has another topic id"
+        self._queue_error(partition, serial, TopicRecreated(partition.topic, partition.partition, why))
 
     async def _run_fetch(
         self, node: int, params: dict[TopicPartition, tuple[PartitionFetchParams, int]]

@@ -2,8 +2,15 @@
 
 import asyncio
 from collections.abc import Iterable
+from uuid import UUID
 
-from tallystick.client.consumer.fetch_state import Position, PositionSource, SubscriptionState, to_position
+from tallystick.client.consumer.fetch_state import (
+    Position,
+    PositionSource,
+    SoughtRange,
+    SubscriptionState,
+    to_position,
+)
 from tallystick.client.consumer.offset_requests import CallDeadlines
 from tallystick.client.consumer.position_search import PositionSearch
 from tallystick.client.errors import Closed, IllegalState, TimedOut
@@ -49,22 +56,32 @@ class ConsumerPositions:
             self._subscriptions[partition].is_paused = False
         self._progress.set()
 
-    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
+    def seek(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        leader_epoch: int | None = None,
+        *,
+        until: int | None = None,
+        topic_id: UUID | None = None,
+    ) -> None:
         """Continue with the record at `offset`, or the first one after it."""
         if offset < 0:
             raise IllegalState(f"seek to offset {offset}: negative")
         (at,) = self._require_assigned([partition])
-        self._subscriptions.seek(at, Position(offset, leader_epoch))
+        self._subscriptions.seek(
+            at, Position(offset, leader_epoch), SoughtRange(until=until, topic_id=topic_id)
+        )
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:
         """Seek to the first available record; in all assigned partitions if none are given."""
         for partition in self._require_assigned(partitions) or self._subscriptions.assigned_partitions:
-            self._subscriptions.seek(partition, PositionSource.EARLIEST)
+            self._subscriptions.seek(partition, PositionSource.EARLIEST, SoughtRange())
 
     def seek_to_end(self, partitions: Iterable[TopicPartition] = ()) -> None:
         """Seek past the last record; under `read_committed`, to the last stable offset."""
         for partition in self._require_assigned(partitions) or self._subscriptions.assigned_partitions:
-            self._subscriptions.seek(partition, PositionSource.LATEST)
+            self._subscriptions.seek(partition, PositionSource.LATEST, SoughtRange())
 
     def go_back(self, partition: TopicPartition, offset: int) -> None:
         """Return records from `offset` on again; records returned before it may still be committed."""

@@ -52,7 +52,12 @@ class FormatOptions(Value, kw_only=True):
     @property
     def has_malformed_column(self) -> bool:
         """Whether a source's rows say what could not be decoded."""
-        return bool(self.fields) and self.on_malformed is MalformedAction.NULL
+        return self.on_malformed is MalformedAction.NULL
+
+    @property
+    def changes_columns(self) -> bool:
+        """Whether a source's columns are others than those of plain bytes."""
+        return bool(self.fields) or self.has_malformed_column
 
 
 def parse_format_options(texts: Mapping[str, str], problems: list[str]) -> FormatOptions:
@@ -79,8 +84,6 @@ def parse_format_options(texts: Mapping[str, str], problems: list[str]) -> Forma
         problems.append(
             "schema.registry.url: has an effect with key.format or value.format avro, json or protobuf alone"
         )
-    if "onmalformed" in texts and not options.fields:
-        problems.append("onMalformed: has an effect with key.format or value.format alone")
     return options
 
 

@@ -122,7 +122,8 @@ OPTIONS: Final = (
     Option(
         name="subscribePattern",
         values="regular expression",
-        doc="Topics whose whole name matches, including topics created later. Python's syntax, not Java's.",
+        doc="Topics whose whole name matches, including topics created later. Python's syntax, not Java's. "
+        "Internal topics are not read: Kafka's own, and those whose names begin with `__tallystick_`.",
     ),
     Option(name="assign", values='`{"topicA":[0,1]}`', doc="Only these partitions."),
     Option(
@@ -268,8 +269,9 @@ OPTIONS: Final = (
         name="onMalformed",
         values="`fail`, `null`",
         default="`fail`",
-        doc="What happens to a key or value that cannot be decoded: the query fails and names the record, or "
-        "the column is null and `malformed` has the record's bytes and the reason.",
+        doc="What happens to a key or value that cannot be decoded, and to a timestamp that Spark's column "
+        "cannot hold, such as one in nanoseconds: the query fails and names the record, or the column is "
+        "null and `malformed` has the record's bytes and the reason.",
     ),
     Option(
         name="auto.register.schemas",

@@ -39,6 +39,9 @@ from tallystick.spark.protocol.transactional_ids import find_prefix_problems
 
 _READ_COMMITTED: Final = "read_committed"
 
+# Topics of ours, like that of decisions: a query that reads what its own batches write is never idle.
+_INTERNAL_PREFIX: Final = "__tallystick_"
+
 
 # --------------------------------------------------------------------------------- which topics
 
@@ -50,9 +53,13 @@ class Subscribed(Value):
 
 
 class Matching(Value):
-    """All topics whose whole name matches the pattern."""
+    """All topics whose whole name matches the pattern, except internal ones."""
 
     pattern: str
+
+    def matches(self, topic: str) -> bool:
+        """Tell whether a topic is read; whether Kafka calls it internal is not asked here."""
+        return not topic.startswith(_INTERNAL_PREFIX) and re.fullmatch(self.pattern, topic) is not None
 
 
 class Assigned(Value):

@@ -9,7 +9,9 @@ Sources: Spark 4.3 connector/kafka-0-10-sql: JsonUtils, KafkaMicroBatchStream.ra
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
+from uuid import UUID
 
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
 from tallystick.kernel.value import Value
@@ -17,10 +19,19 @@ from tallystick.kernel.value import Value
 Offsets = Mapping[TopicPartition, int]
 """The next offset to read of each partition."""
 
+NO_OFFSETS: Final[Offsets] = MappingProxyType({})
+
 OffsetJson = dict[str, dict[str, int]]
 
 # A query reads a partition that was added from its very first offset.
 _FIRST_OFFSET: Final = 0
+
+
+class StartOffsets(Value, kw_only=True):
+    """Where a query begins, and in which topics: the ids by name, as far as they are known."""
+
+    offsets: OffsetJson
+    topic_ids: Mapping[str, UUID] = MappingProxyType({})
 
 
 class OffsetRange(Value):

@@ -30,6 +30,7 @@ from tallystick.schemas.model import (
 from tallystick.schemas.registry import get_registry
 from tallystick.spark.options.format_options import FormatOptions
 from tallystick.spark.options.source_options import Assigned, SourceOptions, Subscribed
+from tallystick.spark.source.timestamps import drop_unfit_times, find_unfit_times
 
 MALFORMED_COLUMN: Final = "malformed"
 _MALFORMED_TYPE: Final = pa.struct([("key", pa.binary()), ("value", pa.binary()), ("reason", pa.string())])
@@ -61,9 +62,9 @@ class RecordDecoding(Value, kw_only=True):
 
 
 def resolve_decoding(options: SourceOptions) -> RecordDecoding | None:
-    """Find the reader's schemas, on the driver; None if keys and values are bytes. Raises: BadConfig."""
+    """Find the reader's schemas, on the driver; None if there is nothing to decode. Raises: BadConfig."""
     formats = options.formats
-    if not formats.fields:
+    if not formats.changes_columns:
         return None
     problems: list[str] = []
     readers: dict[str, ResolvedSchema] = {}
@@ -156,8 +157,10 @@ class RecordDecoder:
 
     def decode(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """Decode a consumer's batch. Raises: RecordUndecodable; RegistryUnavailable."""
-        reasons: dict[int, str] = {}
         columns = {name: records.column(name) for name in records.schema.names}
+        reasons = find_unfit_times(columns["timestamp"])
+        if reasons:
+            columns["timestamp"] = drop_unfit_times(columns["timestamp"], reasons)
         for name, decoder in self._decoders.items():
             result: DecodedColumn = decoder.decode(records.column(name))
             columns[name] = result.array
@@ -166,12 +169,17 @@ class RecordDecoder:
         if self._decoding.formats.has_malformed_column:
             columns[MALFORMED_COLUMN] = _build_malformed_column(records, reasons)
         elif reasons:
-            row = min(reasons)
-            topic, partition, offset = (
-                records.column(name)[row].as_py() for name in ("topic", "partition", "offset")
-            )
-            raise RecordUndecodable(topic, partition, offset, reasons[row])
+            raise build_undecodable(records, reasons)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def build_undecodable(records: pa.RecordBatch, reasons: Mapping[int, str]) -> RecordUndecodable:
+    """Return the error about the first of these rows."""
+    row = min(reasons)
+    topic, partition, offset = (
+        records.column(name)[row].as_py() for name in ("topic", "partition", "offset")
+    )
+    return RecordUndecodable(topic, partition, offset, reasons[row])
 
 
 class TextDecoder:

@@ -5,41 +5,69 @@ the option `checkpointLocation`.
 """
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from uuid import UUID
 
 from tallystick.client.config import is_client_setting
 from tallystick.kernel.ids import TopicPartition
 from tallystick.spark import sink
-from tallystick.spark.checkpoint import keep_start_offsets
-from tallystick.spark.options.source_options import (
-    Assigned,
-    ConsumerStrategy,
-    Matching,
-    ResumeOptions,
-    SourceOptions,
-    Subscribed,
-)
+from tallystick.spark.checkpoint import keep_start_offsets, read_start
+from tallystick.spark.options.source_options import ConsumerStrategy, ResumeOptions, SourceOptions
 from tallystick.spark.protocol.committable import Decision
-from tallystick.spark.protocol.offsets import OffsetJson, decode_offsets, encode_offsets
+from tallystick.spark.protocol.offsets import (
+    OffsetJson,
+    StartOffsets,
+    decode_offsets,
+    encode_offsets,
+)
 from tallystick.spark.source.planner import UnknownOffsets
+from tallystick.spark.source.topics_seen import is_named
 
 
 def find_start_offsets(
-    options: SourceOptions, resolve_named: Callable[[], OffsetJson], checkpoint: str
-) -> OffsetJson:
+    options: SourceOptions, checkpoint: str, cluster_id: str, resolve_named: Callable[[], StartOffsets]
+) -> StartOffsets:
     """Return the start offsets of the first batch, the same ones at every call [SPK-3].
 
     Args:
+        cluster_id: that of the cluster that is read.
         resolve_named: resolves the place that `startingOffsets` and its siblings name.
     Raises: BadCheckpoint, UnknownOffsets; errors of client and database.
     """
 
-    def find() -> OffsetJson:
+    def find() -> StartOffsets:
         decided_end = None if options.resume is None else _read_decided_end(options, options.resume)
-        return resolve_named() if decided_end is None else decided_end
+        return resolve_named() if decided_end is None else StartOffsets(offsets=decided_end)
 
-    return keep_start_offsets(checkpoint, f"{options.topics} {options.starting}", find)
+    return keep_start_offsets(
+        checkpoint,
+        identify_source(options, cluster_id),
+        find,
+        former_key=f"{options.topics} {options.starting}",
+    )
+
+
+def read_topic_ids(options: SourceOptions, checkpoint: str, cluster_id: str) -> Mapping[str, UUID]:
+    """Return the ids of the topics that the query began with, as far as noted. Raises: BadCheckpoint."""
+    start = read_start(checkpoint, identify_source(options, cluster_id))
+    return {} if start is None else start.topic_ids
+
+
+def identify_source(options: SourceOptions, cluster_id: str) -> dict[str, str]:
+    """Return what a note of start offsets is about: two sources with the same begin at the same offsets."""
+    identity = {
+        "cluster": cluster_id,
+        "topics": str(options.topics),
+        "starting": str(options.starting),
+        "isolation": options.client["isolation.level"],
+    }
+    if options.latest_if_no_match:
+        identity["strategy"] = "latest"
+    if options.resume is not None:
+        identity["resume"] = (
+            f"{options.resume.prefix} in {options.resume.database or options.resume.decisions_topic}"
+        )
+    return identity
 
 
 def _read_decided_end(options: SourceOptions, resume: ResumeOptions) -> OffsetJson | None:
@@ -64,7 +92,7 @@ def select_decided_end(decision: Decision, topics: ConsumerStrategy) -> OffsetJs
     candidates = [
         each
         for line in lines
-        if (each := _parse_kafka_offsets(line)) and any(_matches(topics, at) for at in each)
+        if (each := _parse_kafka_offsets(line)) and any(is_named(topics, at) for at in each)
     ]
     offsets = candidates[0] if candidates else {}
     if not offsets or any(each != offsets for each in candidates):
@@ -84,13 +112,3 @@ def _parse_kafka_offsets(line: str) -> dict[TopicPartition, int]:
     except (ValueError, AttributeError, TypeError):
         return {}
     return offsets if all(type(offset) is int for offset in offsets.values()) else {}
-
-
-def _matches(topics: ConsumerStrategy, at: TopicPartition) -> bool:
-    match topics:
-        case Subscribed(topics=names):
-            return at.topic in names
-        case Matching(pattern=pattern):
-            return re.fullmatch(pattern, at.topic) is not None
-        case Assigned(partitions=partitions):
-            return at in partitions

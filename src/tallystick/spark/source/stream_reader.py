@@ -7,8 +7,10 @@ two offsets, so what a batch reads depends only on them and the log [SPK-2].
 Source: Spark 4.3 KafkaMicroBatchStream.scala.
 """
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -22,13 +24,25 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tallystick.kernel.ids import TopicPartition
+from tallystick.protocol.primitives import NIL
 from tallystick.spark import source
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.source_options import parse_source_options
 from tallystick.spark.protocol import offsets
-from tallystick.spark.protocol.offsets import OffsetJson, decode_offsets, encode_offsets, plan_batch
+from tallystick.spark.protocol.offsets import (
+    OffsetJson,
+    OffsetRange,
+    Offsets,
+    StartOffsets,
+    decode_offsets,
+    encode_offsets,
+    plan_batch,
+)
 from tallystick.spark.source.planner import OffsetRangePartition, SourcePlanner
 from tallystick.spark.source.task_reader import read_range
+from tallystick.spark.source.topics_seen import TopicsSeen, describe_recreated
+
+_log = logging.getLogger("tallystick.spark")
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -39,35 +53,51 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options: Mapping[str, str],
         now: Callable[[], float] = time.monotonic,
         schema: StructType | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Parse the options.
 
         Args:
             now: a monotonic clock, in seconds.
             schema: the columns, which Spark was told before.
+            sleep: waits for seconds.
         Raises: BadConfig with all problems at once.
         """
         self._options = parse_source_options(options, QueryType.STREAM)
         self._decoding = (
             source.decoding.resolve_checked_decoding(self._options, schema)
-            if schema is not None and self._options.formats.fields
+            if schema is not None and self._options.formats.changes_columns
             else None
         )
-        self._now = now
+        self._now, self._sleep = now, sleep
         self._planner: SourcePlanner | None = None
+        self._topic_ids: dict[str, UUID] = {}
+        self._has_read_ids = False
         self._last_batch_s: float | None = None
         self._latest: dict[TopicPartition, int] | None = None
         self._available_now = False
 
     def initialOffset(self) -> OffsetJson:  # noqa: N802 -- this and the following are Spark's names
         """Return the start offsets of a new query; Spark asks again when the first batch is repeated."""
+        planner = self._get_planner()
 
         def resolve_named() -> OffsetJson:
-            return encode_offsets(self._get_planner().resolve_offsets(self._options.starting, starting=True))
+            view = planner.find_topics()
+            self._topic_ids |= view.topic_ids
+            place = self._options.starting
+            return encode_offsets(planner.resolve_offsets(place, view.partitions, starting=True))
 
         if self._options.checkpoint is None:
             return resolve_named()
-        return source.start_offsets.find_start_offsets(self._options, resolve_named, self._options.checkpoint)
+        start = source.start_offsets.find_start_offsets(
+            self._options,
+            self._options.checkpoint,
+            planner.read_cluster_id(),
+            lambda: StartOffsets(offsets=resolve_named(), topic_ids=self._topic_ids),
+        )
+        self._topic_ids |= start.topic_ids
+        self._has_read_ids = True
+        return start.offsets
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return one of the two limits: Spark has no limit with two sides, so `latestOffset` applies both."""
@@ -83,10 +113,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = None
 
     def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:  # noqa: N802
-        """Return the end offsets of the next batch; `start` if there is no batch yet."""
+        """Return the end offsets of the next batch; `start` if there is no batch yet.
+
+        Spark logs what this returns, and repeats it at every start: a loss that would stop the batch is
+        raised here.
+
+        Raises: DataLoss.
+        """
         begin = decode_offsets(start)
         if not self._available_now or self._latest is None:
-            self._latest = self._get_planner().list_latest_offsets(begin)
+            self._latest = self._find_latest(begin)
         latest = self._latest
         if not isinstance(limit, ReadAllAvailable):
             if self._should_delay(offsets.count_unread(begin, latest)):
@@ -106,12 +142,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner = self._get_planner()
         plan = plan_batch(begin, until, planner.list_earliest_offsets(set(until) - set(begin)))
         planner.handle_data_loss(plan.losses)
-        return planner.plan_tasks(plan.ranges)
+        ranges = self._check_topics(plan.ranges)
+        return planner.plan_tasks(ranges, self._topic_ids)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
         if isinstance(partition, OffsetRangePartition):
-            yield from read_range(partition.range, self._options, self._decoding)
+            yield from read_range(partition.range, self._options, self._decoding, partition.topic_id)
 
     def commit(self, end: OffsetJson) -> None:
         """Do nothing: the offsets are in the checkpoint, and none are committed to Kafka."""
@@ -124,8 +161,58 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _get_planner(self) -> SourcePlanner:
         if self._planner is None:
-            self._planner = SourcePlanner(self._options)
+            self._planner = SourcePlanner(self._options, self._sleep)
         return self._planner
+
+    def _find_latest(self, begin: Offsets) -> dict[TopicPartition, int]:
+        """Return the end offsets there are. What is away keeps its start offset: nothing is read twice."""
+        planner = self._get_planner()
+        self._read_topic_ids()
+        view = planner.find_topics(begin)
+        other_topics = self._note_topics(view, begin)
+        ends = planner.list_latest_offsets(view.partitions, begin, other_topics)
+        if self._options.fail_on_data_loss:
+            earliest = planner.list_earliest_offsets(set(ends) - set(begin))
+            planner.handle_data_loss(plan_batch(begin, ends, earliest).losses)
+        return {**begin, **ends}
+
+    def _note_topics(self, view: TopicsSeen, positions: Offsets) -> Collection[str]:
+        """Compare the topics' ids with those known so far; return the topics that are others now."""
+        other_topics = describe_recreated(self._topic_ids, view.topic_ids)
+        passed_over = {
+            name: ", ".join(f"{at} before {positions[at]}" for at in sorted(positions) if at.topic == name)
+            for name in other_topics
+        }
+        self._get_planner().handle_data_loss(
+            f"{why}; of the new one, the records of {passed_over[name] or 'no partition'} are not read"
+            for name, why in other_topics.items()
+        )
+        # A broker of an older version answers without ids.
+        ids = self._topic_ids
+        ids |= {name: each for name, each in view.topic_ids.items() if each != NIL or name not in ids}
+        return other_topics.keys()
+
+    def _read_topic_ids(self) -> None:
+        """Begin a run with the ids that the query began with, if they are noted in its checkpoint."""
+        if self._options.checkpoint is not None and not self._has_read_ids:
+            cluster_id = self._get_planner().read_cluster_id()
+            find = source.start_offsets.read_topic_ids
+            self._topic_ids |= find(self._options, self._options.checkpoint, cluster_id)
+        self._has_read_ids = True
+
+    def _check_topics(self, ranges: Sequence[OffsetRange]) -> Sequence[OffsetRange]:
+        """Ask for the topics of a batch that is run again: nothing is known of them yet in this run."""
+        starts = {each.partition: each.start for each in ranges}
+        self._read_topic_ids()
+        if {at.topic for at in starts} <= self._topic_ids.keys():
+            return ranges
+        planner = self._get_planner()
+        view = planner.find_topics(starts)
+        self._note_topics(view, starts)
+        planner.handle_data_loss(
+            f"{each} is gone" for each in ranges if each.partition not in view.partitions
+        )
+        return [each for each in ranges if each.partition in view.partitions]
 
     def _should_delay(self, count: int) -> bool:
         """Return whether to wait for more records, up to the maximum delay; a run's first batch does not."""
@@ -142,7 +229,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch_s = now
         return False
 
-    def _add_new_partitions(self, begin: offsets.Offsets, latest: offsets.Offsets) -> offsets.Offsets:
+    def _add_new_partitions(self, begin: Offsets, latest: Offsets) -> Offsets:
         new_partitions = set(latest) - set(begin)
         return (
             {**self._get_planner().list_earliest_offsets(new_partitions), **begin}

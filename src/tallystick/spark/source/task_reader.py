@@ -14,18 +14,21 @@ import os
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 import pyarrow as pa
 
 from tallystick.client.blocking.consumer import Consumer
-from tallystick.client.consumer.errors import PositionUnknown
+from tallystick.client.consumer.errors import PositionUnknown, TopicRecreated
+from tallystick.client.errors import ClientError, UnknownTopic
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import TallystickError
 from tallystick.spark import source
 from tallystick.spark.options.source_options import SourceOptions
 from tallystick.spark.protocol.offsets import OffsetRange
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
-from tallystick.spark.source.planner import SourceDataLoss
+from tallystick.spark.source.planner import LogEnds, SourceDataLoss, SourcePlanner
+from tallystick.spark.source.timestamps import find_unfit_times
 
 if TYPE_CHECKING:
     from tallystick.spark.source.decoding import RecordDecoding
@@ -52,28 +55,36 @@ _FIXED_SETTINGS: Final = {
     "enable.auto.commit": "false",
     "allow.auto.create.topics": "false",
 }
+_FIRST_LOOK_MS: Final = 1_000
+_LOSSES_MIN: Final = 3
+
 _CONSUMERS: Final[dict[tuple[int, tuple[tuple[str, str], ...]], Consumer]] = {}
 
 
 class RecordsTimedOut(TallystickError):
-    """The records of a planned range do not arrive. Attributes: range, position, waited_ms."""
+    """The records of a planned range do not arrive. Attributes: range, position, waited_ms, why."""
 
-    def __init__(self, offset_range: OffsetRange, position: int, waited_ms: int) -> None:
-        super().__init__(offset_range, position, waited_ms)
-        self.range, self.position, self.waited_ms = offset_range, position, waited_ms
+    def __init__(self, offset_range: OffsetRange, position: int, waited_ms: int, why: str) -> None:
+        super().__init__(offset_range, position, waited_ms, why)
+        self.range, self.position, self.waited_ms, self.why = offset_range, position, waited_ms, why
 
     def __str__(self) -> str:
         return (
             f"{self.range}: nothing came at offset {self.position} for {self.waited_ms} ms "
-            "(kafkaConsumer.pollTimeoutMs). The broker is away, or a transaction is open in the range"
+            f"(kafkaConsumer.pollTimeoutMs). {self.why}"
         )
 
 
 def read_range(
-    offset_range: OffsetRange, options: SourceOptions, decoding: "RecordDecoding | None" = None
+    offset_range: OffsetRange,
+    options: SourceOptions,
+    decoding: "RecordDecoding | None" = None,
+    topic_id: UUID | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a range, in order [SPK-1].
 
+    Args:
+        topic_id: the topic that the range was planned in. Records of another one with its name are not read.
     Raises: DataLoss, RecordsTimedOut; the consumer's errors; with `decoding`, RecordUndecodable and
         RegistryUnavailable.
     """
@@ -84,8 +95,13 @@ def read_range(
     consumer = _get_consumer(options.client)
     try:
         consumer.assign([offset_range.partition])
-        for records in _iter_batches(consumer, offset_range, options):
-            yield to_source_rows(records if decoder is None else decoder.decode(records), schema)
+        for records in _iter_batches(consumer, offset_range, options, topic_id):
+            if decoder is not None:
+                yield to_source_rows(decoder.decode(records), schema)
+            elif reasons := find_unfit_times(records.column("timestamp")):
+                raise source.decoding.build_undecodable(records, reasons)
+            else:
+                yield to_source_rows(records, schema)
         consumer.assign([])
         freeze_loaded_modules()
     except BaseException:
@@ -95,24 +111,91 @@ def read_range(
 
 
 def _iter_batches(
-    consumer: Consumer, offset_range: OffsetRange, options: SourceOptions
+    consumer: Consumer, offset_range: OffsetRange, options: SourceOptions, topic_id: UUID | None
 ) -> Iterator[pa.RecordBatch]:
     at, position = offset_range.partition, offset_range.start
-    consumer.seek(at, position)
+    consumer.seek(at, position, until=offset_range.end, topic_id=topic_id)
+    wait = _RecordWait(options, offset_range)
     while position < offset_range.end:
         try:
-            records = consumer.poll_arrow(
-                options.poll_timeout_ms / 1000, min(ROWS_MAX, offset_range.end - position)
-            )
+            records = consumer.poll_arrow(wait.poll_ms / 1000, min(ROWS_MAX, offset_range.end - position))
         except PositionUnknown as exc:
             position = _skip_lost(consumer, offset_range, position, options, exc)
+            if position < offset_range.end:
+                consumer.seek(at, position, until=offset_range.end, topic_id=topic_id)
             continue
         next_position = consumer.position(at)
         if next_position == position:
-            raise RecordsTimedOut(offset_range, position, options.poll_timeout_ms)
+            if (loss := wait.note_empty_poll(position)) is not None:
+                _handle_loss(loss, options)
+                return
+            continue
+        wait = _RecordWait(options, offset_range)
         if records.num_rows:
             yield _cut_at_end(records, position, offset_range.end)
         position = next_position
+
+
+class _RecordWait:
+    """The wait for the next record of a range.
+
+    If nothing comes, the log is looked at, soon and then less and less often. What the range should have and
+    the log has not will not come: it is lost, once three answers in a row say so, or the last one. A new
+    leader may be behind for a moment.
+    """
+
+    def __init__(self, options: SourceOptions, offset_range: OffsetRange) -> None:
+        self._options, self._range = options, offset_range
+        self._waited_ms, self._looks, self._losses = 0, 0, 0
+
+    @property
+    def poll_ms(self) -> int:
+        """How long to poll before the log is looked at."""
+        return min(_FIRST_LOOK_MS << self._looks, self._options.poll_timeout_ms - self._waited_ms)
+
+    def note_empty_poll(self, position: int) -> str | None:
+        """Return a description of the loss if the rest of the range is lost; None to poll again.
+
+        Raises: RecordsTimedOut when the time is over.
+        """
+        self._waited_ms += self.poll_ms
+        self._looks += 1
+        is_last = self._waited_ms >= self._options.poll_timeout_ms
+        loss, why = self._look(position, explain=is_last)
+        self._losses = 0 if loss is None else self._losses + 1
+        if loss is not None and (is_last or self._losses >= _LOSSES_MIN):
+            return loss
+        if is_last:
+            raise RecordsTimedOut(self._range, position, self._waited_ms, why)
+        return None
+
+    def _look(self, position: int, *, explain: bool) -> tuple[str | None, str]:
+        """Return the loss that the log's end shows, if any, and otherwise why nothing comes."""
+        at, problem = self._range.partition, f"{self._range}: offset {position} cannot be read"
+        try:
+            with SourcePlanner(self._options) as planner:
+                ends = planner.look_at_log(at)
+                if ends.high_watermark < self._range.end:
+                    return f"{problem}: the log ends at {ends.high_watermark}", ""
+                return None, _explain_wait(planner, ends, self._range, position) if explain else ""
+        except UnknownTopic as exc:
+            return f"{problem} ({exc.code})", ""
+        except ClientError as exc:  # nothing says that it is lost
+            return None, f"The cluster does not answer: {exc}"
+
+
+def _explain_wait(planner: SourcePlanner, ends: LogEnds, offset_range: OffsetRange, position: int) -> str:
+    if position < ends.last_stable_offset:
+        return (
+            f"The log has committed records up to {ends.last_stable_offset}, and its leader does not send "
+            "them: look at the broker's log and at the network"
+        )
+    names = planner.name_open_transactions(offset_range.partition, before=offset_range.end)
+    return (
+        f"An open transaction holds them back: {names}. The log ends at {ends.high_watermark}, and committed "
+        f"records at {ends.last_stable_offset}. The query goes on when it has ended; `tallystick "
+        "transactions find-hanging` shows one that never will"
+    )
 
 
 def _cut_at_end(records: pa.RecordBatch, position: int, end: int) -> pa.RecordBatch:
@@ -127,18 +210,23 @@ def _skip_lost(
 ) -> int:
     """Return the position to continue from when the log does not have this one. Raises: DataLoss."""
     at = offset_range.partition
+    if isinstance(exc, TopicRecreated):
+        _handle_loss(f"{offset_range}: offset {position} cannot be read: {exc.why}", options)
+        return offset_range.end
     start, end = consumer.beginning_offsets([at])[at], consumer.end_offsets([at])[at]
     loss = (
         f"{offset_range}: offset {position} cannot be read ({exc.why}); it has offsets {start} to {end} now"
     )
-    if options.fail_on_data_loss:
-        raise SourceDataLoss(loss) from exc
+    _handle_loss(loss, options)
     # The log begins later, or it ends before the position and nothing is left of the range.
-    next_position = max(start, position) if position < end else offset_range.end
-    _log.warning("data loss, and failOnDataLoss is false: %s; going on at %d", loss, next_position)
-    if next_position < offset_range.end:
-        consumer.seek(at, next_position)
-    return next_position
+    return max(start, position) if position < end else offset_range.end
+
+
+def _handle_loss(loss: str, options: SourceOptions) -> None:
+    """Raise: DataLoss, unless failOnDataLoss is false."""
+    if options.fail_on_data_loss:
+        raise SourceDataLoss(loss)
+    _log.warning("data loss, and failOnDataLoss is false: %s", loss)
 
 
 def _get_consumer(client: Mapping[str, str]) -> Consumer:
