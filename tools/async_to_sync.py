@@ -138,6 +138,8 @@ _MODULE: Final = re.compile(
     "|".join(rf"\b{re.escape(name)}\b" for name in sorted(MODULES, key=len, reverse=True))
 )
 _SQLALCHEMY: Final = re.compile(r"^from sqlalchemy\.ext\.asyncio import (.+)$", re.MULTILINE)
+# From Python 3.12 on the texts in an f-string are tokens of their own.
+_TEXTS: Final = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 _LAYOUT: Final = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT}
 _KEYWORDS_BEFORE_GROUP: Final = {
     "return",
@@ -194,7 +196,7 @@ def _find_edits(source: str) -> Iterator[Edit]:
         elif token.type == tokenize.NAME and (name := translate_name(token.string)) != token.string:
             yield token.start, token.end, name
     for token in tokens:
-        if token.type in (tokenize.STRING, tokenize.COMMENT):
+        if token.type in _TEXTS:
             text = _ARTICLE.sub(" ", _ASYNC_IN_TEXT.sub("", token.string))
             text = _WORD.sub(lambda match: translate_name(match[0]), text)
             if text != token.string:
