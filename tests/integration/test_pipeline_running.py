@@ -244,6 +244,7 @@ def test_everything_wrong_is_told_before_anything_is_started() -> None:
         Pipeline(wrong)
     assert str(refused.value).splitlines() == [
         "sources.s.options: maxoffsetpertrigger: unknown option; did you mean maxOffsetsPerTrigger?",
+        "sources.s.topics: reads t, which this pipeline writes from it, and would never end",
         "transforms[0]: v needs either sql or a function, and not both",
         "transforms[1]: w needs either sql or a function, and not both",
     ]
