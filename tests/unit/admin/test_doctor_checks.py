@@ -223,7 +223,8 @@ def test_where_the_setting_is_not_known_it_may_be_what_refuses_two_phase_commit(
     findings = ask(Role.WRITER, settings={}, rights={ID: NO_TWO_PHASE, TOPIC: ALL})
     row = findings["TwoPhaseCommit on transactional id pay 1"]
     assert row.status is Status.FAIL
-    assert row.detail == f"missing, or denied by a rule, or the broker's setting {TWO_PHASE_SWITCH} is false; needed by writer"
+    causes = f"missing, or denied by a rule, or the broker's setting {TWO_PHASE_SWITCH} is false"
+    assert row.detail == f"{causes}; needed by writer"
     assert "--operation TwoPhaseCommit" in row.action
 
 

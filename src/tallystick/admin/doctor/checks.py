@@ -98,8 +98,8 @@ def _advise(server: ServerFacts, login: LoginFacts) -> str:
             )
         case FailureCause.TLS:
             return (
-                "compare the certificates with the settings ssl.*, and security.protocol with the listener of "
-                "this port"
+                "compare the certificates with the settings ssl.*, and security.protocol with the listener "
+                "of this port"
             )
         case FailureCause.LOGIN:
             secret = (
@@ -332,7 +332,11 @@ def _judge_operation(
             operation is not AclOperation.TWO_PHASE_COMMIT or TWO_PHASE_SWITCH in question.facts.settings
         )
         or_else = "" if is_sure else f", or the broker's setting {TWO_PHASE_SWITCH} is false"
-        return Status.NOTE if is_optional else Status.FAIL, f"missing, or denied by a rule{or_else}; needed by {who}", command
+        return (
+            Status.NOTE if is_optional else Status.FAIL,
+            f"missing, or denied by a rule{or_else}; needed by {who}",
+            command,
+        )
     return Status.UNKNOWN, f"not known: {rights.unknown_because}", ""
 
 

@@ -200,7 +200,9 @@ def find_hanging(
             topic=topic, partition=partition, broker=broker, limit_ms=limit_min * _MINUTE_MS
         )
     now_ms = SystemClock().now_ms()
-    at.print_rows(_HANGING_COLUMNS, [_format_case(each, now_ms) for each in report.cases], failed=bool(report.failures))
+    at.print_rows(
+        _HANGING_COLUMNS, [_format_case(each, now_ms) for each in report.cases], failed=bool(report.failures)
+    )
     code = report_failures(report.failures)
     if not report.complete and code is ExitCode.DONE:
         code = print_error("coordinators moved during the request: try again", ExitCode.INCOMPLETE)
