@@ -1,8 +1,10 @@
 """Late imports, here only: libraries that a command needs and the broker must not load, and lazy names."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Final
 
@@ -50,6 +52,21 @@ _EXTRAS_OF_PARTS: Final = {
     "tallystick.spark": "spark",
 }
 
+# The package of each driver that a database's URL may name. No extra brings them: one of them is enough.
+_DRIVER_PACKAGES: Final = {
+    "MySQLdb": "mysqlclient",
+    "aiomysql": "aiomysql",
+    "aiosqlite": "aiosqlite",
+    "asyncmy": "asyncmy",
+    "asyncpg": "asyncpg",
+    "mariadb": "mariadb",
+    "mysql": "mysql-connector-python",
+    "pg8000": "pg8000",
+    "psycopg": "psycopg[binary]",
+    "psycopg2": "psycopg2-binary",
+    "pymysql": "pymysql",
+}
+
 
 class MissingLibrary(ImportError):
     """An optional library is not installed; the text says how to install it.
@@ -61,8 +78,21 @@ class MissingLibrary(ImportError):
         super().__init__(library, extra)
         self.library, self.extra = library, extra
 
+    @property
+    def package(self) -> str:
+        """What brings the library, as pip takes it."""
+        return f"tallystick[{self.extra}]"
+
     def __str__(self) -> str:
-        return f"{self.library} is not installed: pip install 'tallystick[{self.extra}]'"
+        return f"{self.library} is not installed: pip install '{self.package}'"
+
+
+class MissingDriver(MissingLibrary):
+    """The driver that a database's URL names is not installed. It is in no extra that its user would want."""
+
+    @property
+    def package(self) -> str:
+        return _DRIVER_PACKAGES[self.library]
 
 
 def load(name: str) -> ModuleType:
@@ -77,6 +107,35 @@ def load(name: str) -> ModuleType:
         if library not in _EXTRAS:
             raise
         raise MissingLibrary(str(exc.name), _find_extra(name, library)) from exc
+
+
+def check_extra(extra: str) -> None:
+    """Look, without importing any of it, whether what an extra brings is there.
+
+    Raises: MissingLibrary.
+    """
+    for library in [each for each, other in _EXTRAS.items() if other == extra]:
+        try:
+            spec = find_spec(library)
+        except ModuleNotFoundError as exc:
+            raise MissingLibrary(library, extra) from exc
+        if spec is None:
+            raise MissingLibrary(library, extra)
+
+
+@contextmanager
+def naming_drivers() -> Iterator[None]:
+    """Say which package to install where SQLAlchemy misses the driver of a URL.
+
+    Raises: MissingDriver.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        driver = (exc.name or "").partition(".")[0]
+        if driver not in _DRIVER_PACKAGES:
+            raise
+        raise MissingDriver(driver, "") from exc
 
 
 def _find_extra(module: str, library: str) -> str:

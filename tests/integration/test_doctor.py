@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,15 +119,15 @@ def test_an_unknown_id_stays_unknown(secured: Secured, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("change", "text", "advice"),
     [
-        ({"sasl_password": "wrong"}, "Invalid username or password"),
-        ({"sasl_mechanism": "SCRAM-SHA-256"}, "PLAIN"),
-        ({"ssl_ca_location": "stranger.pem"}, "certificate"),
+        ({"sasl_password": "wrong"}, "Invalid username or password", "sasl.password"),
+        ({"sasl_mechanism": "SCRAM-SHA-256"}, "PLAIN", "sasl.mechanism"),
+        ({"ssl_ca_location": "stranger.pem"}, "certificate", "certificates"),
     ],
 )
 def test_a_refused_connection_is_a_row_by_name(
-    secured: Secured, capsys: pytest.CaptureFixture[str], change: dict[str, str], text: str
+    secured: Secured, capsys: pytest.CaptureFixture[str], change: dict[str, str], text: str, advice: str
 ) -> None:
     if "ssl_ca_location" in change:
         change = {"ssl_ca_location": str(secured.folder / "stranger.pem")}
@@ -134,6 +136,21 @@ def test_a_refused_connection_is_a_row_by_name(
     assert code == 1
     assert list(rows) == [secured.secure]
     assert text in rows[secured.secure]["detail"]
+    assert advice in rows[secured.secure]["action"]
+
+
+def test_a_refused_login_is_said_once(secured: Secured) -> None:
+    words = ["topics", "list", "--bootstrap-server", secured.secure]
+    config = secured.write_config(sasl_password="wrong")
+    done = subprocess.run(
+        [sys.executable, "-m", "tallystick.cli.main", *words, "--command-config", config],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert line.startswith(f"tallystick: {secured.secure}: login with PLAIN: ")
 
 
 def test_a_dead_broker_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,7 @@ def test_a_name_whose_library_is_missing_says_what_to_install(library: str, name
     [
         ("pyspark", ["run", "x.toml"], "spark"),
         ("psycopg", ["demo"], "demo"),
+        ("uvicorn", ["console", "--listen", "127.0.0.1:0", "--bootstrap-server", "127.0.0.1:1"], "console"),
         ("sqlalchemy", ["transactions", "resolve", "--store", "sqlite:////tmp/none.db", "--dry-run"], "sql"),
     ],
 )
@@ -63,6 +64,48 @@ def test_a_command_whose_library_is_missing_says_so_in_a_line(
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     told = f"tallystick: {library} is not installed: pip install 'tallystick[{extra}]'\n"
     assert (done.returncode, done.stderr) == (2, told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("library", "url", "package"),
+    [
+        ("psycopg", "postgresql+psycopg://me:hush@127.0.0.1:1/shop", "psycopg[binary]"),
+        ("psycopg2", "postgresql+psycopg2://me:hush@127.0.0.1:1/shop", "psycopg2-binary"),
+        ("pymysql", "mysql+pymysql://me:hush@127.0.0.1:1/shop", "pymysql"),
+        ("MySQLdb", "mysql://me:hush@127.0.0.1:1/shop", "mysqlclient"),
+        ("asyncpg", "postgresql+asyncpg://me:hush@127.0.0.1:1/shop", "asyncpg"),
+        ("asyncmy", "mysql+asyncmy://me:hush@127.0.0.1:1/shop", "asyncmy"),
+        ("aiosqlite", "sqlite+aiosqlite:////tmp/none.db", "aiosqlite"),
+    ],
+)
+def test_a_database_whose_driver_is_missing_names_its_package(library: str, url: str, package: str) -> None:
+    words = ["transactions", "resolve", "--bootstrap-server", "127.0.0.1:1", "--store", url, "--dry-run"]
+    program = (
+        f"{WITHOUT.format(library=library)}from tallystick.cli import main; sys.exit(main.main({words}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    told = f"tallystick: --store: {library} is not installed: pip install '{package}'\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
+def test_the_console_and_sparks_sink_name_the_package_of_a_driver_too() -> None:
+    program = (
+        f"{WITHOUT.format(library='psycopg')}"
+        "from tallystick.console.collect.failures import describe_failure\n"
+        "from tallystick.console.collect.sql_rows import open_sql_rows\n"
+        "from tallystick.spark.decisions.database import DecisionDatabase, get_engine\n"
+        "url = 'postgresql://me:hush@127.0.0.1:1/shop'\n"
+        "where = DecisionDatabase(url=url)\n"
+        "for opener in (lambda: open_sql_rows(url, 'shop', 1), lambda: get_engine(where)):\n"
+        "    try:\n"
+        "        opener()\n"
+        "    except ImportError as exc:\n"
+        "        print(describe_failure(exc))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    told = "psycopg is not installed: pip install 'psycopg[binary]'"
+    assert (done.stdout.splitlines(), done.stderr) == ([told, told], "")
 
 
 def test_every_extra_is_one_of_the_package() -> None:

@@ -1,6 +1,8 @@
 """The `tallystick` command and its table of commands. Each is loaded on use, and `broker` by `main`."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import typer
@@ -9,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from tallystick import __version__, _lazy
 from tallystick.admin.errors import NothingOpen, NotSafe
 from tallystick.cli.exits import ExitCode, print_error
+from tallystick.client.errors import AuthenticationFailed
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
 
@@ -31,6 +34,9 @@ COMMANDS: Final = {
     "doctor": "Say what works on a cluster: login, modes, rights.",
     "features": "Show and set levels, such as transaction.version.",
 }
+
+_SERVING: Final = ("console", "demo", "run")
+"""Commands that go on after a failed login, which nothing but the log tells at once."""
 
 
 class LazyGroup(TyperGroup):
@@ -71,10 +77,31 @@ def tallystick(
     """Commit a Kafka transaction and another system's transaction together, or not at all."""
 
 
+class _FailedLogins(logging.Filter):
+    """Drops what the log says of a failed login: a command ends with the same words."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        args = record.args if isinstance(record.args, tuple) else ()
+        return not any(isinstance(each, AuthenticationFailed) for each in args)
+
+
+@contextmanager
+def _saying_once(words: Sequence[str]) -> Iterator[None]:
+    """Keep out of the log what the error of the command will say."""
+    log, said_later = logging.getLogger("tallystick.client"), _FailedLogins()
+    if words[:1] and words[0] not in _SERVING:
+        log.addFilter(said_later)
+    try:
+        yield
+    finally:
+        log.removeFilter(said_later)
+
+
 def run_command(words: Sequence[str]) -> int:
     """Run a command and return its exit code. An error is one line on stderr."""
     try:
-        app(words, prog_name="tallystick")
+        with _saying_once(words):
+            app(words, prog_name="tallystick")
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     except _lazy.MissingLibrary as exc:

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from tallystick.admin.client import Admin
-from tallystick.cli.exits import ExitCode, print_error
+from tallystick.cli.exits import ExitCode, print_error, print_failure
 from tallystick.cli.tables import OutputFormat, Row, print_rows
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.client.errors import ClientError
@@ -28,8 +28,10 @@ class ClusterTarget(Value):
     def open_admin(self) -> Admin:
         return Admin(self.config)
 
-    def print_rows(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        print_rows(columns, rows, self.output)
+    def print_rows(self, columns: Sequence[str], rows: Sequence[Row], *, failed: bool = False) -> None:
+        """Print rows; of none because something has failed, no head of a table either."""
+        if rows or not failed or self.output is OutputFormat.JSON:
+            print_rows(columns, rows, self.output)
 
 
 BOOTSTRAP_OPTION: Final = typer.Option(
@@ -120,7 +122,7 @@ def select_role_settings(role: str, config: Mapping[str, object]) -> dict[str, o
 def report_failures(failures: Mapping[str, ClientError]) -> ExitCode:
     """Print the failures, and return the exit code [ADM-2]."""
     for subject, failure in failures.items():
-        print_error(f"{subject}: {failure.what()}", ExitCode.INCOMPLETE)
+        print_failure(subject, failure.what(), ExitCode.INCOMPLETE)
     return ExitCode.INCOMPLETE if failures else ExitCode.DONE
 
 

@@ -47,6 +47,11 @@ def print_error(text: str, code: ExitCode) -> ExitCode:
     return code
 
 
+def print_failure(subject: str, text: str, code: ExitCode) -> ExitCode:
+    """Print what failed for a subject, which the text may name first itself; return the exit code."""
+    return print_error(text if text.startswith(f"{subject}: ") else f"{subject}: {text}", code)
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """End the body on SIGTERM as on Ctrl-C, by KeyboardInterrupt."""

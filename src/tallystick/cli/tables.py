@@ -16,6 +16,9 @@ from tallystick.cli.terminal_text import make_printable
 
 Row = Mapping[str, object]
 
+# As on the console's pages. JSON has null, true and false.
+_WORDS: Final[Mapping[bool | None, str]] = {None: "-", True: "yes", False: "no"}
+
 # A pipe has no width, so nothing is truncated.
 _UNBOUNDED: Final = 1_000_000
 # Positions at which a column's name may be wrapped.
@@ -77,7 +80,7 @@ def _as_text(value: object) -> str:
     if isinstance(value, list | tuple | set | frozenset):
         text = ",".join(str(each) for each in sorted(value))
     else:
-        text = str(value)  # None is "None", as in Kafka's tools
+        text = _WORDS[value] if value is None or isinstance(value, bool) else str(value)
     return make_printable(text, one_line=True)
 
 

@@ -19,6 +19,7 @@ from tallystick.admin.doctor.facts import (
     CLUSTER,
     ClientPlan,
     DoctorFacts,
+    FailureCause,
     LoginFacts,
     Resource,
     ResourceRights,
@@ -75,6 +76,32 @@ def test_without_an_answer_only_the_connection_is_judged() -> None:
     assert list(findings) == ["b:9092"]
     assert findings["b:9092"].status is Status.FAIL
     assert findings["b:9092"].action
+
+
+@pytest.mark.parametrize(
+    ("cause", "login", "words"),
+    [
+        (FailureCause.UNREACHABLE, ALICE, ("this address", "firewall")),
+        (FailureCause.TLS, ALICE, ("certificates", "ssl.*")),
+        (FailureCause.LOGIN, ALICE, ("sasl.username", "sasl.password", "sasl.mechanism")),
+        (
+            FailureCause.LOGIN,
+            LoginFacts(protocol="SASL_SSL", mechanism="OAUTHBEARER"),
+            ("token", "sasl.oauthbearer.*"),
+        ),
+    ],
+)
+def test_the_advice_is_about_what_the_connection_failed_at(
+    cause: FailureCause, login: LoginFacts, words: tuple[str, ...]
+) -> None:
+    row = ask(servers=(ServerFacts(address="b:9092", failure="no", cause=cause),), login=login)["b:9092"]
+    assert all(word in row.action for word in words), row.action
+    assert ("this address" in row.action) is (cause is FailureCause.UNREACHABLE)
+
+
+def test_an_address_that_was_not_tried_needs_no_advice() -> None:
+    server = ServerFacts(address="b:9092", failure="not tried", cause=FailureCause.NOT_TRIED)
+    assert ask(servers=(server,))["b:9092"].action == ""
 
 
 def test_one_server_that_answers_is_enough() -> None:
@@ -196,7 +223,8 @@ def test_where_the_setting_is_not_known_it_may_be_what_refuses_two_phase_commit(
     findings = ask(Role.WRITER, settings={}, rights={ID: NO_TWO_PHASE, TOPIC: ALL})
     row = findings["TwoPhaseCommit on transactional id pay 1"]
     assert row.status is Status.FAIL
-    assert row.detail == f"missing, or the broker's setting {TWO_PHASE_SWITCH} is false; needed by writer"
+    causes = f"missing, or denied by a rule, or the broker's setting {TWO_PHASE_SWITCH} is false"
+    assert row.detail == f"{causes}; needed by writer"
     assert "--operation TwoPhaseCommit" in row.action
 
 

@@ -1,4 +1,4 @@
-"""How an interrupted command ends."""
+"""How a command ends that was interrupted, or has failed for some of its subjects."""
 
 import gc
 import signal
@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from tallystick.cli.exits import interruptible
+from tallystick.cli.exits import ExitCode, interruptible, print_failure
 
 
 async def poll() -> None:
@@ -26,3 +26,9 @@ def test_an_interrupt_between_the_making_of_a_call_and_its_start_prints_no_warni
             be_interrupted_before_a_call()
         gc.collect()
     assert printed == []
+
+
+@pytest.mark.parametrize("text", ["the rows are gone", "pay-1: the rows are gone"])
+def test_a_failure_names_its_subject_once(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert print_failure("pay-1", text, ExitCode.INCOMPLETE) is ExitCode.INCOMPLETE
+    assert capsys.readouterr().err == "tallystick: pay-1: the rows are gone\n"

@@ -35,7 +35,7 @@ def test_a_row_is_a_line(monkeypatch: pytest.MonkeyPatch, to: type[io.StringIO],
     assert shown(monkeypatch, to(), width) == [
         list(COLUMNS),
         ["[pay]", "Ongoing", "a-0,b-0"],
-        ["ship", "None"],
+        ["ship", "-"],
     ]
 
 
@@ -56,7 +56,7 @@ def test_a_row_that_is_wider_than_the_terminal_is_a_line_for_each_column(
         ["TopicPartitions", "a-0,b-0"],
         [],
         ["TransactionalId", "ship"],
-        ["TransactionState", "None"],
+        ["TransactionState", "-"],
         ["TopicPartitions"],
     ]
 
@@ -65,3 +65,14 @@ def test_programs_get_everything() -> None:
     to = io.StringIO()
     print_rows(COLUMNS, ROWS, OutputFormat.JSON, to)
     assert json.loads(to.getvalue()) == ROWS
+
+
+def test_what_is_absent_true_or_false_is_a_word_for_people_alone() -> None:
+    for output, shown_as in ((OutputFormat.TABLE, ["-", "yes", "no", "0"]), (OutputFormat.JSON, None)):
+        to = io.StringIO()
+        row = {"A": None, "B": True, "C": False, "D": 0}
+        print_rows(tuple(row), [row], output, to)
+        if shown_as is None:
+            assert json.loads(to.getvalue()) == [row]
+        else:
+            assert to.getvalue().splitlines()[1].split() == shown_as

@@ -5,12 +5,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import StrEnum
 from typing import Final
 
-from tallystick.admin.doctor.facts import CLUSTER, DoctorFacts, Resource, ResourceRights, ServerFacts
+from tallystick.admin.doctor.facts import (
+    CLUSTER,
+    DoctorFacts,
+    FailureCause,
+    LoginFacts,
+    Resource,
+    ResourceRights,
+    ServerFacts,
+)
 from tallystick.admin.doctor.roles import APIS, NEEDS, Role
 from tallystick.client.transactions.modes import Mode, find_missing_capability
 from tallystick.kernel.value import Value
 from tallystick.protocol.acls import AclOperation, AclResource
 from tallystick.protocol.apis import API_SPECS
+from tallystick.security.sasl.oauthbearer import OAUTHBEARER
 
 MAX_TIMEOUT: Final = "transaction.max.timeout.ms"
 TWO_PHASE_SWITCH: Final = "transaction.two.phase.commit.enable"
@@ -75,10 +84,32 @@ def _check_servers(question: Question) -> Iterator[DoctorRow]:
             check=server.address,
             status=failure_status if server.failure else Status.OK,
             detail=server.failure or "answers",
-            action="correct this address or setting, or look at that broker: it may be down or stuck"
-            if server.failure
-            else "",
+            action=_advise(server, question.facts.login) if server.failure else "",
         )
+
+
+def _advise(server: ServerFacts, login: LoginFacts) -> str:
+    """Return what to do about a connection that failed, by what it failed at."""
+    match server.cause:
+        case FailureCause.UNREACHABLE:
+            return (
+                "correct this address or security.protocol, or look at that broker: it may be down, stuck or "
+                "behind a firewall"
+            )
+        case FailureCause.TLS:
+            return (
+                "compare the certificates with the settings ssl.*, and security.protocol with the listener "
+                "of this port"
+            )
+        case FailureCause.LOGIN:
+            secret = (
+                "the token and where it comes from (sasl.oauthbearer.*)"
+                if login.mechanism == OAUTHBEARER
+                else "sasl.username and sasl.password, and whether the broker has this user"
+            )
+            return f"check {secret}; or sasl.mechanism, security.protocol and the port"
+        case FailureCause.NOT_TRIED:
+            return ""
 
 
 def _check_login(question: Question) -> Iterator[DoctorRow]:
@@ -124,7 +155,8 @@ def _check_apis(question: Question) -> Iterator[DoctorRow]:
             check="APIs",
             status=Status.FAIL,
             detail=f"missing: {', '.join(missing)}",
-            action="use a cluster that has them: Apache Kafka 3.0 or newer",
+            action="use a cluster that has them, such as Apache Kafka from 3.0 on, or name the roles that it "
+            "is for with --role",
         )
     else:
         detail = f"all {len(needed)} that are needed"
@@ -300,7 +332,11 @@ def _judge_operation(
             operation is not AclOperation.TWO_PHASE_COMMIT or TWO_PHASE_SWITCH in question.facts.settings
         )
         or_else = "" if is_sure else f", or the broker's setting {TWO_PHASE_SWITCH} is false"
-        return Status.NOTE if is_optional else Status.FAIL, f"missing{or_else}; needed by {who}", command
+        return (
+            Status.NOTE if is_optional else Status.FAIL,
+            f"missing, or denied by a rule{or_else}; needed by {who}",
+            command,
+        )
     return Status.UNKNOWN, f"not known: {rights.unknown_because}", ""
 
 

@@ -1,6 +1,7 @@
 """Facts about a cluster and a principal, as far as harmless requests tell them. Pure."""
 
 from collections.abc import Mapping
+from enum import Enum
 
 from tallystick.client.transactions.modes import ClusterCapabilities, Mode
 from tallystick.kernel.value import Value
@@ -15,11 +16,21 @@ class TlsSession(Value, kw_only=True):
     expires_at_ms: int | None
 
 
+class FailureCause(Enum):
+    """What a connection has failed at, which decides what there is to do."""
+
+    UNREACHABLE = "unreachable"
+    TLS = "TLS"
+    LOGIN = "login"
+    NOT_TRIED = "not tried"
+
+
 class ServerFacts(Value, kw_only=True):
     """Result of one connection to an address of bootstrap.servers; an empty `failure` if it answered."""
 
     address: str
     failure: str = ""
+    cause: FailureCause = FailureCause.UNREACHABLE
     tls: TlsSession | None = None
     session_lifetime_ms: int = 0
 

@@ -25,6 +25,7 @@ from tallystick.admin.doctor.facts import (
     CLUSTER,
     ClientPlan,
     DoctorFacts,
+    FailureCause,
     LoginFacts,
     Resource,
     ResourceRights,
@@ -128,9 +129,16 @@ class Doctor:
             security=ClientSecurity(self._config.security),
         )
         first, *others = self._config.bootstrap_addresses
-        facts, versions, is_refused = await _probe(first, settings)
-        if is_refused:
-            skipped = (ServerFacts(address=str(each), failure="not tried") for each in others)
+        facts, versions = await _probe(first, settings)
+        if facts.failure and facts.cause is FailureCause.LOGIN:
+            skipped = (
+                ServerFacts(
+                    address=str(each),
+                    failure=f"not tried: the login at {first} was refused",
+                    cause=FailureCause.NOT_TRIED,
+                )
+                for each in others
+            )
             return (facts, *skipped), None
         rest = await asyncio.gather(*(_probe(each, settings) for each in others))
         answers = [versions, *(each[1] for each in rest)]
@@ -266,20 +274,29 @@ class Doctor:
 
 async def _probe(
     address: Address, settings: ConnectionSettings
-) -> tuple[ServerFacts, NodeApiVersions | None, bool]:
-    """Return what a connection to an address tells, and whether the login was refused."""
+) -> tuple[ServerFacts, NodeApiVersions | None]:
+    """Return what a connection to an address tells."""
     name = str(address)
     try:
         connection = await connect(address, settings, NetworkMetrics())
     except (Unreachable, AuthenticationFailed) as exc:
-        is_refused = isinstance(exc, AuthenticationFailed) and not isinstance(exc, TlsFailed)
-        return ServerFacts(address=name, failure=exc.why), None, is_refused
+        return ServerFacts(address=name, failure=exc.why, cause=_find_cause(exc)), None
     facts = ServerFacts(
         address=name, tls=_describe_tls(connection), session_lifetime_ms=connection.session_lifetime_ms
     )
     connection.close()
     await asyncio.wait((connection.closed_future,), timeout=1)
-    return facts, connection.protocol_state.versions, False
+    return facts, connection.protocol_state.versions
+
+
+def _find_cause(exc: Unreachable | AuthenticationFailed) -> FailureCause:
+    match exc:
+        case TlsFailed():
+            return FailureCause.TLS
+        case AuthenticationFailed():
+            return FailureCause.LOGIN
+        case _:
+            return FailureCause.UNREACHABLE
 
 
 def _describe_tls(connection: Connection) -> TlsSession | None:

@@ -112,7 +112,7 @@ def create(
     ]
     with at.open_admin() as admin:
         answers = admin.create_acls(rules)
-    at.print_rows(_COLUMNS, [_format_row(acl) for acl in answers.found])
+    at.print_rows(_COLUMNS, [_format_row(acl) for acl in answers.found], failed=bool(answers.failures))
     failures = {str(acl): why for acl, why in answers.failures.items()}
     raise typer.Exit(report_failures(failures) and ExitCode.FAILED)
 
@@ -159,7 +159,8 @@ def delete(
         print_rows(_COLUMNS, [_format_row(acl) for acl in acls], OutputFormat.TABLE, sys.stderr)
         confirm(f"Delete {len(acls)} rules?", yes=yes)
         answers = admin.delete_acls(filters)
-    at.print_rows(_COLUMNS, [_format_row(acl) for acl in collect_deleted(answers)])
+    deleted = [_format_row(acl) for acl in collect_deleted(answers)]
+    at.print_rows(_COLUMNS, deleted, failed=bool(answers.failures))
     failures = {f"{each.resource.name.lower()} {each.name!r}": why for each, why in answers.failures.items()}
     raise typer.Exit(report_failures(failures) and ExitCode.FAILED)
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from tallystick import _lazy
 from tallystick import console as consoles
 from tallystick.cli.cluster_command import (
     BOOTSTRAP_OPTION,
@@ -107,6 +108,7 @@ def console(
         raise BadConfig("\n".join(problems))
     actions = configure_actions(config, settings, audit_log) if allow_actions else None
     limits = Limits(grace_ms=grace_s * 1000, limit_ms=limit_s * 1000)
+    _lazy.check_extra("console")  # which loads only after the address has been printed
     with open_listener(options) as listener, suppress(KeyboardInterrupt):  # the way to end it
         print(f"The console is at {format_address(options, listener)}", file=sys.stderr, flush=True)
         asyncio.run(_serve(config, listener, options, limits, actions))

@@ -56,7 +56,7 @@ def list_(
         for some in answers.found.values()
         for each in some
     ]
-    at.print_rows(_LIST_COLUMNS, rows)
+    at.print_rows(_LIST_COLUMNS, rows, failed=bool(answers.failures))
     raise typer.Exit(report_failures({f"broker {node}": why for node, why in answers.failures.items()}))
 
 
@@ -87,7 +87,7 @@ def describe(context: typer.Context, group: Group) -> None:
                 "Host": None if reader is None else reader.host,
             }
         )
-    at.print_rows(_DESCRIBE_COLUMNS, rows)
+    at.print_rows(_DESCRIBE_COLUMNS, rows, failed=bool(ends.failures))
     for partition in sorted(offsets.pending):
         typer.echo(f"{group} {partition}: {HELD_OFFSET_TEXT}", err=True)
     raise typer.Exit(report_failures({str(partition): why for partition, why in ends.failures.items()}))
@@ -158,7 +158,8 @@ def reset_offsets(
         for partition, each in sorted(plan.items())
         if str(partition) not in failures
     ]
-    at.print_rows(("Group", "Topic", "Partition", "CurrentOffset", "NewOffset"), rows)
+    columns = ("Group", "Topic", "Partition", "CurrentOffset", "NewOffset")
+    at.print_rows(columns, rows, failed=bool(failures))
     if not execute:
         print_error("nothing was changed; use --execute to change it", ExitCode.DONE)
     raise typer.Exit(report_failures(failures) and ExitCode.FAILED)

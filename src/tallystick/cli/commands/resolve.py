@@ -15,7 +15,7 @@ import typer
 from tallystick import spark
 from tallystick.admin.client import Admin
 from tallystick.cli.cluster_command import ClusterTarget, confirm, select_role_settings
-from tallystick.cli.exits import ExitCode, print_error
+from tallystick.cli.exits import ExitCode, print_error, print_failure
 from tallystick.cli.settings import ModeOption, StorageOption, add_modes, parse_named_values
 from tallystick.cli.tables import Row
 from tallystick.client.errors import UnknownTopic
@@ -348,7 +348,7 @@ def _format_row(each: ResolvedId) -> Row:
 def _choose_exit_code(results: Sequence[ResolvedId], *, dry_run: bool) -> ExitCode:
     for each in results:
         if each.failure:
-            print_error(f"{each.transactional_id}: {each.failure}", ExitCode.FAILED)
+            print_failure(each.transactional_id, each.failure, ExitCode.FAILED)
     if any(each.is_contradiction for each in results):
         return ExitCode.HANGING
     if any(each.failure for each in results):

@@ -57,7 +57,7 @@ def describe(context: typer.Context, topic: TopicNames) -> None:
         for name, description in answers.found.items()
         for index, part in sorted(description.partitions.items())
     ]
-    at.print_rows(_DESCRIBE_COLUMNS, rows)
+    at.print_rows(_DESCRIBE_COLUMNS, rows, failed=bool(answers.failures))
     raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
 
 
@@ -85,7 +85,7 @@ def create(
         {"Topic": created.name, "Partitions": created.partitions, "ReplicationFactor": created.replicas}
         for created in answers.found.values()
     ]
-    at.print_rows(_LIST_COLUMNS[:3], rows)
+    at.print_rows(_LIST_COLUMNS[:3], rows, failed=bool(answers.failures))
     raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
 
 
@@ -137,5 +137,5 @@ def delete_records(
         {"Topic": each.topic, "Partition": each.partition, "FirstOffset": first}
         for each, first in sorted(answers.found.items())
     ]
-    at.print_rows(("Topic", "Partition", "FirstOffset"), rows)
+    at.print_rows(("Topic", "Partition", "FirstOffset"), rows, failed=bool(answers.failures))
     raise typer.Exit(report_failures({str(k): v for k, v in answers.failures.items()}) and ExitCode.FAILED)

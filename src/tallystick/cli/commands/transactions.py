@@ -26,7 +26,7 @@ from tallystick.cli.cluster_command import (
     select_role_settings,
 )
 from tallystick.cli.commands.resolve import resolve_command
-from tallystick.cli.exits import ExitCode, print_error
+from tallystick.cli.exits import ExitCode, print_error, print_failure
 from tallystick.cli.settings import ModeOption, add_modes
 from tallystick.cli.tables import OutputFormat, Row
 from tallystick.cli.terminal_text import make_printable
@@ -113,7 +113,7 @@ def list_(
         for some in answers.found.values()
         for each in some
     ]
-    at.print_rows(_LIST_COLUMNS, rows)
+    at.print_rows(_LIST_COLUMNS, rows, failed=bool(answers.failures))
     raise typer.Exit(report_failures({f"broker {node}": why for node, why in answers.failures.items()}))
 
 
@@ -150,7 +150,7 @@ def describe(
             if history:
                 _print_history(at, each)
     for name, failure in answers.failures.items():
-        print_error(f"{name}: {failure.what()}", ExitCode.FAILED)
+        print_failure(name, failure.what(), ExitCode.FAILED)
     raise typer.Exit(ExitCode.FAILED if answers.failures else ExitCode.DONE)
 
 
@@ -200,7 +200,9 @@ def find_hanging(
             topic=topic, partition=partition, broker=broker, limit_ms=limit_min * _MINUTE_MS
         )
     now_ms = SystemClock().now_ms()
-    at.print_rows(_HANGING_COLUMNS, [_format_case(each, now_ms) for each in report.cases])
+    at.print_rows(
+        _HANGING_COLUMNS, [_format_case(each, now_ms) for each in report.cases], failed=bool(report.failures)
+    )
     code = report_failures(report.failures)
     if not report.complete and code is ExitCode.DONE:
         code = print_error("coordinators moved during the request: try again", ExitCode.INCOMPLETE)

@@ -38,9 +38,8 @@ def list_(context: typer.Context, *, user: User = None) -> None:
     at: ClusterTarget = context.obj
     with at.open_admin() as admin:
         answers = admin.describe_user_scram_credentials(user or ())
-    at.print_rows(
-        _COLUMNS, [row for name, infos in sorted(answers.found.items()) for row in _format_rows(name, infos)]
-    )
+    rows = [row for name, infos in sorted(answers.found.items()) for row in _format_rows(name, infos)]
+    at.print_rows(_COLUMNS, rows, failed=bool(answers.failures))
     raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
 
 
@@ -83,7 +82,7 @@ def create(
             answers = admin.alter_user_scram_credentials([each])
             failures |= answers.failures
             rows += [] if answers.failures else _format_rows(each.user, [each.credential])
-    at.print_rows(_COLUMNS, rows)
+    at.print_rows(_COLUMNS, rows, failed=bool(failures))
     raise typer.Exit(report_failures(failures) and ExitCode.FAILED)
 
 
@@ -115,7 +114,7 @@ def delete(
             answers = admin.alter_user_scram_credentials([UserScramCredentialDeletion(name, info.mechanism)])
             failures |= answers.failures
             rows += [] if answers.failures else _format_rows(name, [info])
-    at.print_rows(_COLUMNS, rows)
+    at.print_rows(_COLUMNS, rows, failed=bool(failures))
     raise typer.Exit(report_failures(failures) and ExitCode.FAILED)
 
 

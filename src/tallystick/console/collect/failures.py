@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from tallystick._lazy import MissingLibrary
 from tallystick.client.errors import ClientError
 from tallystick.kernel.errors import TallystickError
 
@@ -13,7 +14,7 @@ def describe_failure(exc: BaseException) -> str:
     """Describe an error in one line: without the effect on data, because nothing was written, or SQL text."""
     if isinstance(exc, ClientError):
         text = exc.what()
-    elif isinstance(exc, TallystickError):
+    elif isinstance(exc, TallystickError | MissingLibrary):
         text = str(exc)
     else:
         cause = getattr(exc, "orig", None) or exc

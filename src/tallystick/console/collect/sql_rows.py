@@ -11,6 +11,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, m
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
+from tallystick import _lazy
 from tallystick.console.collect.failures import limit_sentences
 from tallystick.console.snapshot import (
     PartStatus,
@@ -61,7 +62,8 @@ def open_sql_rows(url: str, name: str, limit_ms: int) -> "SqlRows":
         pool = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0, "pool_pre_ping": True}
         if address.drivername == address.get_backend_name():
             address = address.set(drivername=_DRIVERS.get(address.drivername, address.drivername))
-    engine = create_engine(address, connect_args=_connect_arguments(address, limit_ms), **pool)
+    with _lazy.naming_drivers():
+        engine = create_engine(address, connect_args=_connect_arguments(address, limit_ms), **pool)
     event.listen(engine, "connect", lambda driver, _: _restrict(driver, address.get_backend_name(), limit_ms))
     return SqlRows(engine, name, file)
 

@@ -82,10 +82,13 @@ def open_store(url: str, schema: str | None = None, allowed: Collection[str] = (
 def _open_sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterator[Store[Any]]:
     create_engine = _lazy.load("sqlalchemy").create_engine
     try:
-        engine = create_engine(url)
+        with _lazy.naming_drivers():
+            engine = create_engine(url)
         _check_sqlite_file(engine.url)
     except BadStore:
         raise
+    except _lazy.MissingLibrary as exc:
+        raise BadConfig(str(exc)) from exc
     except Exception as exc:  # of SQLAlchemy or the driver; its text may contain the URL's password
         text = " ".join(str(exc).replace(url, "the URL").split())
         raise BadConfig(f"{type(exc).__name__}: {text}") from exc

@@ -9,6 +9,7 @@ from typing import Final
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError
 
+from tallystick import _lazy
 from tallystick.dualwrite.stores.by_url import describe_url
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
@@ -69,7 +70,8 @@ def get_engine(where: DecisionDatabase) -> Engine:
         plain = address.drivername == backend
         address = address.set(drivername=_DRIVERS[backend]) if plain else address
         # With pre_ping, a restart of the server between two batches fails no batch.
-        engine = create_engine(address, isolation_level="READ COMMITTED", pool_pre_ping=True)
+        with _lazy.naming_drivers():
+            engine = create_engine(address, isolation_level="READ COMMITTED", pool_pre_ping=True)
     return _ENGINES.setdefault(key, engine)
 
 
