@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 from msgspec import field
 
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 from tallystick.storage.checkpoints.checkpoint_text import (
     MetaProperties,
     format_meta_properties,
@@ -32,7 +32,8 @@ from tallystick.storage.fs import (
 )
 from tallystick.storage.log import Log, LogHooks, SpaceGuard, UnlimitedSpace, remove_files_now
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.recovery import CorruptLog, RecoveryReport
+from tallystick.storage.malformed import MalformedFile
+from tallystick.storage.recovery import CorruptLog, RecoveryReport, Repair
 from tallystick.storage.segments.log_segment import OpenSegmentCache
 from tallystick.storage.validation import LogConfig
 
@@ -68,7 +69,7 @@ def _ignore_offline(failure: LogOffline) -> None:
 
 
 class DirectoryOptions(Value, kw_only=True):
-    """Options for opening a data directory. `cluster_id` None: the existing one, or a new one."""
+    """Options for opening a data directory. `cluster_id` None: the existing one, or a new directory's."""
 
     node_id: int = 1
     cluster_id: str | None = None
@@ -179,10 +180,10 @@ class LogDir:
             _check_owner(path, self._topic_ids.get(topic_partition, topic_id), topic_id)
             return log
         if topic_partition in self._unopened_partitions:
-            self._check_topic_id(path, topic_id)
+            repairs = self._check_topic_id(path, topic_id)
             prior_shutdown = self._get_prior_shutdown(topic_partition)
             log, report = open_log(self.fs, path, topic_partition, config, self._hooks, prior_shutdown)
-            self.reports.append((topic_partition, report))
+            self.reports.append((topic_partition, replace(report, repairs=(*repairs, *report.repairs))))
             self._unopened_partitions.discard(topic_partition)
         else:
             log = self.create_log(topic_partition, config, topic_id)
@@ -211,15 +212,21 @@ class LogDir:
         self.logs[log.topic_partition] = log
         self._topic_ids[log.topic_partition] = topic_id
 
-    def _check_topic_id(self, path: str, topic_id: UUID) -> None:
-        owner = self._read_topic_id(path)
-        if owner is None:
-            # Power failed while the partition was created: it is empty.
-            replace_file(
-                self.fs, f"{path}/{PARTITION_METADATA_FILE}", format_partition_metadata(topic_id).encode()
-            )
+    def _check_topic_id(self, path: str, topic_id: UUID) -> tuple[Repair, ...]:
+        """Refuse another topic's directory; write an unreadable id anew, and return what was done."""
+        file, repairs = f"{path}/{PARTITION_METADATA_FILE}", tuple[Repair, ...]()
+        try:
+            owner = self._read_topic_id(path)
+        except MalformedFile as exc:
+            # The id is in the broker's metadata as well, and an id of another topic could be read.
+            owner = None
+            action = f"written anew with topic id {format_uuid(topic_id)}; it was damaged: {exc.found}"
+            repairs = (Repair(file, action),)
+        if owner is None:  # or power failed while the partition was created: it is empty
+            replace_file(self.fs, file, format_partition_metadata(topic_id).encode())
         else:
             _check_owner(path, owner, topic_id)
+        return repairs
 
     def _read_topic_id(self, path: str) -> UUID | None:
         """Return the topic id of a partition's directory; None if its creation was interrupted.
@@ -229,17 +236,28 @@ class LogDir:
         file = f"{path}/{PARTITION_METADATA_FILE}"
         if not self.fs.exists(file):
             return None
-        return parse_partition_metadata(self.fs.read_bytes(file).decode(errors="replace"), file)
+        try:
+            return parse_partition_metadata(self.fs.read_bytes(file).decode(errors="replace"), file)
+        except MalformedFile as exc:
+            raise exc.with_remedy(
+                "the directory is of no known topic: move it out of the data directory"
+            ) from exc
 
     def find_foreign_partitions(self, topic: str, topic_id: UUID) -> tuple[TopicPartition, ...]:
-        """Return the partitions of another topic of the same name. Raises: MalformedFile, OSError."""
+        """Return the partitions of another topic of the same name, or of an unknown one. Raises: OSError."""
         return tuple(
             each
             for each in (*self._unopened_partitions, *self.logs)
-            if each.topic == topic
-            and (self._topic_ids.get(each) or self._read_topic_id(f"{self.directory}/{each}") or topic_id)
-            != topic_id
+            if each.topic == topic and not self._may_be_of(each, topic_id)
         )
+
+    def _may_be_of(self, partition: TopicPartition, topic_id: UUID) -> bool:
+        if (owner := self._topic_ids.get(partition)) is None:
+            try:
+                owner = self._read_topic_id(f"{self.directory}/{partition}")
+            except MalformedFile:
+                return False
+        return owner in (None, topic_id)
 
     def transfer_directories(self, topic: str, topic_id: UUID, to: UUID) -> tuple[TopicPartition, ...]:
         """Assign a topic's unopened directories to another topic of its name; return the partitions.
@@ -382,7 +400,13 @@ class LogDir:
 def _load_meta_properties(fs: FileSystem, directory: str, options: DirectoryOptions) -> MetaProperties:
     path = f"{directory}/{META_PROPERTIES_FILE}"
     if fs.exists(path):
-        meta = parse_meta_properties(fs.read_bytes(path).decode(), path)
+        try:
+            meta = parse_meta_properties(fs.read_bytes(path).decode(errors="replace"), path)
+        except MalformedFile as exc:
+            raise exc.with_remedy(
+                "nothing was changed. Restore it from a backup, or remove it: the next start writes it anew"
+                " with the cluster id of the broker's metadata"
+            ) from exc
         if options.cluster_id is not None and meta.cluster_id != options.cluster_id:
             raise ForeignDirectory(
                 path,
@@ -396,6 +420,13 @@ def _load_meta_properties(fs: FileSystem, directory: str, options: DirectoryOpti
                 " Correct node.id or log.dirs",
             )
         return meta
+    partitions = [name for name in fs.listdir(directory) if parse_directory_name(name) is not None]
+    if partitions and options.cluster_id is None:
+        raise ForeignDirectory(
+            path,
+            f"is missing, but there are {len(partitions)} partitions beside it, {partitions[0]} first;"
+            " nothing was changed. Restore it from a backup",
+        )
     cluster_id = options.cluster_id or format_uuid(make_random_id())
     meta = MetaProperties(cluster_id=cluster_id, node_id=options.node_id, directory_id=uuid4())
     replace_file(fs, path, format_meta_properties(meta).encode())
@@ -413,7 +444,8 @@ def _check_owner(path: str, owner: UUID, topic_id: UUID) -> None:
         raise ForeignDirectory(
             path,
             f"belongs to topic id {format_uuid(owner)}, not to {format_uuid(topic_id)}; nothing was changed."
-            " Move it out of the data directory",
+            f" Move it out of the data directory. If only its {PARTITION_METADATA_FILE} is another's or"
+            " damaged, remove that file: the next start writes it anew",
         )
 
 

@@ -247,8 +247,14 @@ class _LogLoader:
         states.restore_cached_batches(headers)
 
     def _read_headers(self, segment: SegmentReader, position: int, end: int) -> list[BatchHeader]:
-        spans = segment.iter_batch_spans(position, end)
-        return [read_header(segment.file.pread(HEADER_SIZE, at)) for at, _, _, _ in spans]
+        headers = []
+        for at, _, _, _ in segment.iter_batch_spans(position, end):
+            try:
+                headers.append(read_header(segment.file.pread(HEADER_SIZE, at)))
+            except RecordsError as exc:
+                path = segment.files.make_path(naming.LOG_SUFFIX)
+                raise CorruptLog(path, at, "a readable batch", exc.reason) from exc
+        return headers
 
     def _remove_stray_snapshots(self) -> None:
         """Remove snapshots of earlier shutdowns: recovery needs those of the segments and the newest one.

@@ -17,6 +17,7 @@ from tallystick.protocol.records import (
     HEADER_SIZE,
     BatchHeader,
     RecordsError,
+    check_batch,
     iter_headers,
     iter_records,
     read_header,
@@ -224,12 +225,33 @@ class LogReader:
             for _, header in iter_headers(data):
                 yield header
         except RecordsError as exc:
-            slot = max(0, bisect_right(self._base_offsets, offset) - 1)
+            raise self._locate_damage(offset, exc) from exc
+
+    def check_batches(self, offset: int, data: bytes) -> None:
+        """Verify the CRC and the order of each batch in `data`, which `read` returned for `offset`.
+
+        For a reader that decides by what it reads. Others hand the bytes on, and their clients verify them.
+        Raises: CorruptLog.
+        """
+        at, next_offset = 0, offset
+        try:
+            while at < len(data):
+                header = check_batch(data, at)
+                # The CRC does not cover the base offset. The first batch may begin before `offset`.
+                if (header.base_offset if at else header.last_offset) < next_offset:
+                    raise RecordsError(f"offsets {header.base_offset} to {header.last_offset}", at)
+                at, next_offset = at + header.size_bytes, header.next_offset
+        except RecordsError as exc:
+            raise self._locate_damage(offset, exc) from exc
+
+    def _locate_damage(self, offset: int, error: RecordsError) -> CorruptLog:
+        """Return the file and the byte of a bad batch in the bytes that were read for `offset`."""
+        slot = max(0, bisect_right(self._base_offsets, offset) - 1)
+        segment = self.segments[slot]
+        while (at := segment.find_position(offset)) >= segment.size and slot + 1 < len(self.segments):
+            slot += 1
             segment = self.segments[slot]
-            while (at := segment.find_position(offset)) >= segment.size and slot + 1 < len(self.segments):
-                slot += 1
-                segment = self.segments[slot]
-            raise _make_corrupt(segment, at + exc.at, exc.reason) from exc
+        return _make_corrupt(segment, at + error.at, error.reason)
 
     def count_readable_bytes(self, offset: Offset, enough: int) -> int:
         """Return the bytes from the batch that holds `offset` to the log end; counting stops at `enough`.

@@ -5,7 +5,8 @@ state in memory. The partition goes off, waiting clients get NOT_COORDINATOR, an
 which is authoritative, is read again; during the read clients get COORDINATOR_LOAD_IN_PROGRESS. A failed read
 is retried with exponential backoff; no operator has to intervene.
 
-A log that is offline is not read again: its data directory has failed, and the process ends [LOG-4].
+A log that is offline is not read again: its data directory has failed, and the process ends [LOG-4]. Neither
+is one whose bytes have changed: it would read the same again, until a person restores it.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from tallystick.kernel.ids import Offset
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import iter_headers
 from tallystick.storage.fs import LogOffline
+from tallystick.storage.recovery import CorruptLog
 
 BACKOFF_MS: Final = 100
 BACKOFF_DOUBLINGS: Final = 8
@@ -37,6 +39,7 @@ class CoordinatorRefusals(Value):
     stopped: Reject
     loading: Reject
     lost: Reject
+    damaged: Reject
     timed_out: Reject
 
     @classmethod
@@ -52,6 +55,10 @@ class CoordinatorRefusals(Value):
             ),
             lost=Reject(
                 ErrorCode.NOT_COORDINATOR, f"the partition of {topic} is offline; find the coordinator again"
+            ),
+            damaged=Reject(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                f"the partition of {topic} is damaged and is not served; the broker's log names the file",
             ),
             timed_out=Reject(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -91,6 +98,7 @@ class PartitionReloader:
         self._refusals = CoordinatorRefusals.for_topic(topic)
         self._reload_at_ms: dict[int, int] = {}  # when each lost partition is read again
         self._loading_indexes: set[int] = set()
+        self._damaged_indexes: set[int] = set()
         self._failures: Counter[int] = Counter()
         self._serving_since_ms: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,6 +115,8 @@ class PartitionReloader:
         """Return the reason why the partition refuses commands now; None if it serves."""
         if index in self._loading_indexes:
             return self._refusals.loading
+        if index in self._damaged_indexes:
+            return self._refusals.damaged
         return self._refusals.lost if index in self._reload_at_ms else None
 
     def is_lost(self, index: int) -> bool:
@@ -129,7 +139,9 @@ class PartitionReloader:
     @property
     def is_loading(self) -> bool:
         """Whether a partition is being read or about to be; repeated failures do not count."""
-        return bool(self._loading_indexes) or any(self._failures[index] < 2 for index in self._reload_at_ms)
+        return bool(self._loading_indexes) or any(
+            at_ms != _NEVER and self._failures[index] < 2 for index, at_ms in self._reload_at_ms.items()
+        )
 
     # ---- reading
 
@@ -170,6 +182,13 @@ class PartitionReloader:
             self._reload_at_ms[index] = _NEVER
             self._log.error(
                 "%s-%d is not served until the broker restarts: %r", self._topic, index, cause, exc_info=cause
+            )
+            return
+        if isinstance(cause, CorruptLog):
+            self._reload_at_ms[index] = _NEVER
+            self._damaged_indexes.add(index)
+            self._log.error(
+                "%s-%d is damaged and is not served until the broker restarts: %s", self._topic, index, cause
             )
             return
         wait_ms = min(BACKOFF_MS << min(self._failures[index], BACKOFF_DOUBLINGS), BACKOFF_MAX_MS)

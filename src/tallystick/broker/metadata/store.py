@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from secrets import token_hex
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import field
 
@@ -27,6 +27,8 @@ from tallystick.kernel.ids import INT64_MAX, ProducerId
 from tallystick.kernel.value import Value
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 from tallystick.security.sasl.scram import ScramCredential
+
+T = TypeVar("T")
 
 PRODUCER_ID_BLOCK: Final = 1000
 FILE_NAME: Final = "metadata.sqlite"
@@ -130,7 +132,9 @@ class MetadataStore:
             # Random bytes, always the same, that unknown users' credentials are invented from.
             self.decoy_secret = bytes.fromhex(self._get(_DECOY_SECRET) or "")
         except (sqlite3.DatabaseError, OSError) as exc:
-            raise MetadataUnusable(f"{path}: {exc}") from exc
+            is_damaged = _get_sqlite_error_code(exc) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+            remedy = ". Restore it from a backup" if is_damaged else ""
+            raise MetadataUnusable(f"{path}: {exc}{remedy}") from exc
 
     def _check(self, *, may_create: bool) -> None:
         """Refuse what is not the file that it was, before anything is written to it."""
@@ -351,13 +355,23 @@ def peek_broker_configs(path: Path) -> dict[str, dict[str, str]]:
 
     A file that cannot be read now, of a running broker for one, has none: opening it says what is wrong.
     """
+    return _peek(path, _load_broker_configs) or {}
+
+
+def peek_cluster_id(path: Path) -> str | None:
+    """Return the cluster id of a file, as `peek_broker_configs` does its settings; None if there is none."""
+    row = _peek(path, lambda db: db.execute("SELECT value FROM cluster WHERE name = 'cluster.id'").fetchone())
+    return None if row is None else str(row[0])
+
+
+def _peek(path: Path, read: Callable[[sqlite3.Connection], T]) -> T | None:
     if not path.exists():
-        return {}
+        return None
     try:
         with closing(sqlite3.connect(path, timeout=0)) as db:
-            return _load_broker_configs(db)
+            return read(db)
     except sqlite3.Error:
-        return {}
+        return None
 
 
 def _load_broker_configs(db: sqlite3.Connection) -> dict[str, dict[str, str]]:

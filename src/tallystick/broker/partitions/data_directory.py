@@ -17,7 +17,7 @@ from msgspec import field
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.topic_config import TopicConfig
-from tallystick.broker.metadata.store import FILE_NAME, MetadataStore, Topic
+from tallystick.broker.metadata.store import FILE_NAME, MetadataStore, Topic, peek_cluster_id
 from tallystick.broker.partitions.descriptors import OPEN_SEGMENTS_MAX
 from tallystick.broker.partitions.housekeeping import BackgroundScheduler, Housekeeping
 from tallystick.broker.partitions.log_cleaner import (
@@ -37,7 +37,7 @@ from tallystick.protocol.records import Codec, TimestampType
 from tallystick.storage.fs import FileSystem, RealFileSystem, StorageFailure
 from tallystick.storage.group_commit import GroupCommit
 from tallystick.storage.log import Log
-from tallystick.storage.log_dir import DirectoryOptions, LogDir
+from tallystick.storage.log_dir import META_PROPERTIES_FILE, DirectoryOptions, LogDir
 from tallystick.storage.reserve import DiskReserve
 from tallystick.storage.validation import FlushPolicy, LogConfig
 
@@ -152,8 +152,18 @@ class DataDirectory:
         """
         fs = self._disk.fs
         self._reserve = DiskReserve(fs, str(self._path), self._config.log_reserve_bytes)
+        cluster_id = None
+        if not fs.exists(str(self._path / META_PROPERTIES_FILE)):
+            cluster_id = peek_cluster_id(self._path / FILE_NAME)
+        if cluster_id is not None:
+            _log.warning(
+                "%s is missing and is written anew, with the cluster id of %s",
+                META_PROPERTIES_FILE,
+                FILE_NAME,
+            )
         options = DirectoryOptions(
             node_id=self._config.node_id,
+            cluster_id=cluster_id,
             space_guard=self._reserve,
             request_sync=self._syncer.request,
             on_offline=self._on_failure_in_thread,

@@ -184,9 +184,9 @@ class Partition:
     def iter_batches(self, max_bytes: int) -> Iterator[bytes]:
         """Yield all that is in the log now, in order, in pieces of whole batches, for a coordinator's replay.
 
-        Raises: StorageFailure; also when the log start offset has moved past the next piece. The pieces read
-            until
-            then are incomplete: the caller begins again.
+        Every batch is verified, as decisions rest on it.
+        Raises: CorruptLog; StorageFailure, also when the log start offset has moved past the next piece. The
+            pieces read until then are incomplete: the caller begins again.
         """
         log, end = self.log, self.log.log_end_offset
         at = log.log_start_offset
@@ -196,6 +196,7 @@ class Partition:
                 raise StorageFailure(log.directory, f"the log could not be read to its end: {result.reason}")
             if not result.data:
                 return  # compaction removed everything up to the end
+            log.reader.check_batches(at, result.data)
             for header in log.reader.iter_headers(at, result.data):
                 at = Offset(header.next_offset)
             yield result.data

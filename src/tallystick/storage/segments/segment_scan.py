@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import (
     HEADER_SIZE,
@@ -84,6 +85,8 @@ class SegmentScanner:
         self._size = size
         self.valid_end = at
         self.next_offset = offset_next
+        # Of one segment: indexes store offsets relative to its base. The CRC does not cover base offsets.
+        self._offset_max = offset_next + INT32_MAX
         self.fault: ScanFault | None = None
 
     def iter_batches(self) -> Iterator[tuple[int, BatchHeader, memoryview]]:
@@ -122,6 +125,10 @@ class SegmentScanner:
             raise RecordsError(
                 f"base offset is {header.base_offset}, expected at least {self.next_offset}",
                 self.valid_end,
+            )
+        if header.last_offset > self._offset_max:
+            raise RecordsError(
+                f"last offset is {header.last_offset}, expected at most {self._offset_max}", self.valid_end
             )
 
     def _record_fault(self, exc: RecordsError) -> None:
