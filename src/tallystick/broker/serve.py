@@ -14,10 +14,11 @@ from tallystick import __version__, _lazy
 from tallystick.broker.authorizer.standard_authorizer import StandardAuthorizer
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
-from tallystick.broker.config.dynamic_config import build_effective_config, list_prefixed
+from tallystick.broker.config.dynamic_config import build_effective_config
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.listeners import Listener
 from tallystick.broker.config.metrics_listener import METRICS
+from tallystick.broker.forget_config import REMEDY
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.handlers.dispatch import RequestDispatcher
 from tallystick.broker.metadata.scram_credentials import CredentialChange
@@ -87,8 +88,8 @@ class Service:
         broker = self.broker
         # Keys that were changed at run time are used, whatever became of the files in the configuration.
         stored = peek_broker_configs(broker.data_dir / FILE_NAME)
-        effective, _ = build_effective_config(config, stored)
         try:
+            effective, _ = build_effective_config(config, stored)
             return Server(
                 effective,
                 RequestDispatcher(broker, HANDLERS),
@@ -97,11 +98,12 @@ class Service:
                 find_credential=broker.find_scram_credential,
             )
         except BadConfig as exc:
-            changed = list_prefixed(stored.values())
+            changed = sorted({name for configs in stored.values() for name in configs})
             if not changed:
                 raise
             raise BadConfig(
-                f"{exc}\nset while the broker ran, and stronger than its configuration: {', '.join(changed)}"
+                f"{exc}\nset while the broker ran, and stronger than its configuration: {', '.join(changed)};"
+                f" {REMEDY.format(broker.data_dir)}"
             ) from exc
 
     async def start(self) -> None:

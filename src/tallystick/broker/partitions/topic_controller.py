@@ -92,13 +92,19 @@ class TopicController:
     def load(self) -> None:
         """Open every log; finish deletions that a crash interrupted. Blocking: the broker is starting.
 
-        Raises: CorruptLog, OSError, MetadataUnusable.
+        Raises: BadConfig, for stored settings of a topic; CorruptLog, OSError, MetadataUnusable.
         """
         topics = {topic.name: topic for topic in self._store.load_topics()}
         for deleted in self._store.load_deleted_topics():
             self.deletions.resume(deleted, topics.get(deleted.name))
         for topic in map(_drop_harmful_configs, topics.values()):
-            config = resolve_topic_config(self._config, topic)
+            try:
+                config = resolve_topic_config(self._config, topic)
+            except BadConfig as exc:
+                raise BadConfig(
+                    f"topic {topic.name}: {exc}\nset while the broker ran; take it back with"
+                    f" `tallystick broker --data-dir DIRECTORY --forget-config {topic.name}/NAME`"
+                ) from exc
             conflict = find_default_conflict(self._config, topic)
             if conflict is not None:
                 # A refusal would keep all topics from their clients.

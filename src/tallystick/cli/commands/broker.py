@@ -9,6 +9,7 @@ from pathlib import Path
 from tallystick.admin.scram import UserScramCredentialUpsertion
 from tallystick.broker.config.broker_config import list_ineffective
 from tallystick.broker.config.endpoint import Endpoint
+from tallystick.broker.forget_config import forget_configs
 from tallystick.broker.metadata.scram_credentials import CredentialChange, SaltedPassword
 from tallystick.broker.serve import Service, run
 from tallystick.broker.server.start_checks import parse_config
@@ -42,6 +43,10 @@ def main(arguments: Sequence[str]) -> int:
     if unused:
         _log.warning("accepted, but without effect in this broker: %s", ", ".join(unused))
     try:
+        if options.forget_config:
+            for line in forget_configs(Path(config.log_dirs), options.forget_config):
+                print(f"removed {line}")
+            return 0
         Path(config.log_dirs).mkdir(parents=True, exist_ok=True)
         return run(config, _print_started, users)
     except BadConfig as exc:
@@ -114,6 +119,14 @@ def _build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="a user of SCRAM to set, as SCRAM-SHA-512=[name=admin,password_file=FILE]; repeatable",
+    )
+    parser.add_argument(
+        "--forget-config",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="remove a setting that was stored while the broker ran, TOPIC/NAME for a topic's, and exit;"
+        " repeatable",
     )
     parser.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="what is logged"
