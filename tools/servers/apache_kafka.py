@@ -38,11 +38,13 @@ JARS: Final = Jars(
 )
 LOG4J: Final = JARS.home / "log4j2.xml"
 
+_IS_SINCE_4_4: Final = tuple(map(int, VERSION.split("."))) >= (4, 4)
+
 TOOLS: Final = {
     "kafka-acls": "org.apache.kafka.tools.AclCommand",
     "kafka-broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
     "kafka-cluster": "org.apache.kafka.tools.ClusterTool",
-    "kafka-configs": "kafka.admin.ConfigCommand",
+    "kafka-configs": f"{'org.apache.kafka.tools' if _IS_SINCE_4_4 else 'kafka.admin'}.ConfigCommand",
     "kafka-console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "kafka-console-producer": "org.apache.kafka.tools.ConsoleProducer",
     "kafka-consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",

@@ -170,5 +170,7 @@ def _iter_fallbacks(broker: ConfigViewPort, spec: Setting) -> Iterator[ConfigSyn
             if origin.source is not ConfigSource.DEFAULT and origin.value:
                 value = BrokerConfig.scale_text(origin.value, synonym.scale)
                 yield ConfigSynonym(synonym.name, value, origin.source)
-    last = spec.synonyms[-1].name if spec.synonyms else spec.name
-    yield ConfigSynonym(last, spec.format(spec.default), ConfigSource.DEFAULT)
+    # A synonym in hours or minutes has no text for a default in milliseconds.
+    last = spec.synonyms[-1] if spec.synonyms else None
+    name = spec.name if last is None or last.scale != 1 else last.name
+    yield ConfigSynonym(name, spec.format(spec.default), ConfigSource.DEFAULT)

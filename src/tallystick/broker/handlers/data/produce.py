@@ -464,9 +464,12 @@ def _check_batch(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
             f"zstd needs Produce version {ZSTD_SINCE} or later, not {version}; nothing was appended",
         )
-    if header.is_transactional and (request.transactional_id is None or header.producer_id < 0):
-        return reject_unauthorized(
-            "a transactional batch without a transactional id, or without a producer id"
+    if header.is_transactional and request.transactional_id is None:
+        return reject_unauthorized("a transactional batch in a request without a transactional id")
+    if header.is_transactional and header.producer_id < 0:
+        # Kafka appends it, and no marker will ever end it.
+        return Reject(
+            ErrorCode.INVALID_RECORD, "a transactional batch without a producer id; nothing was appended"
         )
     return header
 

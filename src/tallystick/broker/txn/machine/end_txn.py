@@ -60,10 +60,13 @@ def refuse_identity(entry: TxnEntry, identity: ProducerIdAndEpoch) -> Reject:
     producer_ids = {entry.client.producer_id, entry.described_identity.producer_id}
     if entry.previous_identity is not None:
         producer_ids.add(entry.previous_identity.producer_id)
-    reason = (
-        f"{entry.transactional_id!r} belongs to {entry.client}, not to {identity}; nothing was changed. Close"
-        " this producer if another one has its transactional id"
-    )
+    reason = f"{entry.transactional_id!r} belongs to {entry.client}, not to {identity}; nothing was changed. "
+    if entry.is_kept:
+        # KIP-939, example: the pair of the transaction in doubt is a zombie's once it was kept.
+        pair = f"{entry.client.producer_id}:{entry.client.epoch}"
+        reason += f"A later InitProducerId kept this transaction: end it as {pair}"
+    else:
+        reason += "Close this producer if another one has its transactional id"
     if entry.is_kept or identity.producer_id in producer_ids:
         return Reject(ErrorCode.PRODUCER_FENCED, reason)
     return Reject(ErrorCode.INVALID_PRODUCER_ID_MAPPING, reason)
