@@ -423,7 +423,7 @@ def test_a_commit_inside_the_block_leaves_a_key_that_says_so(world: World) -> No
     @writer.transactional(idempotency_key="what")
     def pay(txn: Any, what: str) -> None:
         insert(world, txn, what)
-        txn.connection.exec_driver_sql("COMMIT")
+        txn.connection.connection.driver_connection.execute("COMMIT")
 
     with pytest.raises(Exception, match="ended inside the block"):
         pay("a")
