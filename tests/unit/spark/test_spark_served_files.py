@@ -111,10 +111,13 @@ def test_without_the_token_no_more_than_its_line_is_read(address: FilesAddress) 
         assert connection.recv(1) == b""
 
 
-def test_connections_are_bounded(address: FilesAddress, tmp_path: Path) -> None:
+def test_connections_are_bounded(
+    address: FilesAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served._Handler, "timeout", 300)  # no idle one makes room meanwhile
     with ExitStack() as stack:
         for _ in range(2 * CONNECTIONS_MAX):
-            last = stack.enter_context(socket.create_connection(("127.0.0.1", address.port), 10))
+            last = stack.enter_context(socket.create_connection(("127.0.0.1", address.port), 120))
         assert last.recv(1) == b"", "closed at once"
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "metadata").write_text("q")
