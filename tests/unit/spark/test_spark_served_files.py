@@ -11,7 +11,7 @@ import pytest
 
 from tallystick.kernel.value import replace
 from tallystick.spark import checkpoint
-from tallystick.spark.files import hadoop
+from tallystick.spark.files import hadoop, served
 from tallystick.spark.files.folder import CheckpointFiles, LocalFiles
 from tallystick.spark.files.served import (
     CONNECTIONS_MAX,
