@@ -146,6 +146,7 @@ def test_an_orphan_is_none_where_its_store_is_read(drill: Drill) -> None:
 
 def test_a_zombie_needs_nothing(drill: Drill) -> None:
     """A second writer has fenced the first: what that had open is aborted, and it cannot go on."""
+    drill.live()
     zombie, _ = prepare(drill)
     with opened(drill.place) as store, DualWriter(store, drill.config) as writer:
         writer.recover()

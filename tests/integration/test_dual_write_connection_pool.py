@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event, make_url, text
+from sqlalchemy import Connection, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from tests.support.dual_world import MakeWorld, World, worlds
@@ -164,7 +164,8 @@ def test_a_connection_whose_block_has_ended_the_transaction_is_not_lent_again(
         first.recover()
         second.recover()
         with pytest.raises(NotYours, match="ended inside"), first.transaction() as txn:
-            txn.connection.execute(text("SET autocommit = 1"))
+            driver: Any = txn.connection.connection.driver_connection
+            driver.autocommit(True)
             txn.send(world.topic, b"refused")
         world.pay(second, 1, "next")
         with pytest.raises(KeyError), second.transaction() as txn:
@@ -172,6 +173,11 @@ def test_a_connection_whose_block_has_ended_the_transaction_is_not_lent_again(
             raise KeyError
     assert world.check() == ["next"]
     engine.dispose()
+
+
+def _commit_each(connection: Connection) -> None:
+    driver: Any = connection.connection.dbapi_connection
+    driver.autocommit(True)
 
 
 def test_asyncio_writers_do_not_lend_it_again_either(mariadb_world: MakeWorld) -> None:
@@ -184,7 +190,7 @@ def test_asyncio_writers_do_not_lend_it_again_either(mariadb_world: MakeWorld) -
             await writer.recover()
             with pytest.raises(NotYours, match="ended inside"):
                 async with writer.transaction() as txn:
-                    await txn.connection.execute(text("SET autocommit = 1"))
+                    await txn.connection.run_sync(_commit_each)
             await writer.recover()
             async with writer.transaction() as txn:
                 await txn.connection.execute(text(insert(world, 1, "next")))

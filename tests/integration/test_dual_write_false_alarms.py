@@ -86,6 +86,8 @@ def test_a_database_that_is_down_when_a_block_fails_tears_nothing(
 def test_a_process_that_ends_while_its_block_fails_tears_nothing(make_world: MakeWorld, at: str) -> None:
     """[DW-13] Whichever step was the last one."""
     world = make_world()
+    with world.life() as first:
+        first.recover()  # which notes that the id has recovered
     crash = Crash(at=at)
     writer = world.life(crash)
     writer.recover()

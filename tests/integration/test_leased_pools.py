@@ -622,6 +622,7 @@ def test_a_store_that_keeps_no_leases_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, why: str
 ) -> None:
     Rdict(str(tmp_path / "rocks")).close()
+    (tmp_path / "none.db").touch()
     given = [each.format(folder=tmp_path) for each in words]
     assert main(["transactions", "resolve", *given, "--dry-run", "--bootstrap-server", "localhost:1"]) == code
     assert why in capsys.readouterr().err

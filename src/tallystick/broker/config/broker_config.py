@@ -125,7 +125,7 @@ class BrokerConfig:
     )
     max_connections: int = setting(
         INT32_MAX,
-        "Maximum number of simultaneous connections. 0, which Kafka takes, would let nobody in.",
+        "Maximum number of simultaneous connections. 0, which Kafka takes, would let no client in.",
         kind=SettingType.INT,
         low=1,
         dynamic=True,
