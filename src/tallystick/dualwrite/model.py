@@ -55,8 +55,8 @@ class StoredState(Value, kw_only=True):
     notes                the writer records that `state` is settled before it aborts a later transaction
     alone                recorded by a DualWriter of its own, not by one of a pool
     known                a recovery has ended under this row: what is open later was begun with this database.
-                         Matters while `state` is empty; a row that a claim has just made does not have it. Its
-                         absence is what is stored: rows of earlier versions do not tell, and count as known
+                         Matters while `state` is empty; a row that a claim has just made does not have it.
+                         Its absence is stored: rows of earlier versions do not tell, and count as known
     former_producer_ids  producer ids that `state` named before, oldest first
     cluster_id           cluster of that transaction; None: nothing was recorded, or the cluster has no id
     transaction_version  transaction.version it was started with; below 2 one producer id and epoch names

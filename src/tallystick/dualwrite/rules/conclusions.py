@@ -77,8 +77,8 @@ def torn_error(row: StoredState) -> Torn:
 def describe_torn(transactional_id: str, state: PreparedTxnState) -> str:
     return (
         f"{transactional_id}: the database has committed {state}, and the cluster has aborted it: by "
-        "transaction.timeout.ms, an operator, or another client of this id. Send its records again or take its rows back, then "
-        "recover(accept_torn=True)"
+        "transaction.timeout.ms, an operator, or another client of this id. Send its records again or take "
+        "its rows back, then recover(accept_torn=True)"
     )
 
 
