@@ -73,9 +73,10 @@ def test_a_key_does_not_answer_for_records_that_are_not_there(world: World, wait
     with pool:
         pool.recover()
         if wait == "committed":
-            with pytest.raises(Torn) as torn:
+            with pytest.raises(Torn, match=r"the database has committed .*Send its records again") as torn:
                 pool.run(insert(world, "a"), idempotency_key=KEY)
             assert torn.value.is_of_this_block
+            assert "nothing happened" not in str(torn.value)
             (torn_id,) = torn.value.states
         else:
             assert pool.run(insert(world, "a"), idempotency_key=KEY) == {"paid": "a"}

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.pool import NullPool
 from tests.support.dual_world import NOTING, Crash, Crashed, MakeWorld, World, worlds
 
@@ -107,5 +107,22 @@ def test_a_first_life_that_ended_anywhere_is_recovered_without_consent(
     world.cut()
     with world.life() as following:
         following.recover()
+        world.pay(following, 2, "next")
+    assert world.check() == ["next"]
+
+
+def test_a_first_life_of_an_earlier_version_is_recovered_without_consent(make_world: MakeWorld) -> None:
+    """Its row has no flags, whatever has happened under it: an upgrade must not stop at what it left open."""
+    world = make_world()
+    writer = world.life(Crash(at="prepare"))
+    writer.recover()
+    with world.engine.begin() as connection:
+        connection.execute(text("UPDATE kafka_transaction_state SET settled = 0"))
+    with pytest.raises(Crashed):
+        world.pay(writer, 1, "lost")
+    world.cut()
+    with world.life() as following:
+        (line,) = following.recover().ids
+        assert (line.finding, line.action) == (Finding.UNDECIDED, "aborted it in Kafka")
         world.pay(following, 2, "next")
     assert world.check() == ["next"]

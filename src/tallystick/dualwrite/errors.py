@@ -194,8 +194,8 @@ class DatabaseBehind(Halted):
 class Torn(DualWriteError):
     """The rows are committed and their records are not, because the cluster aborted the transaction.
 
-    The cause is transaction.timeout.ms, in a mode weaker than two-phase commit, or an operator. Send those
-    records again, or delete the rows.
+    The cause is transaction.timeout.ms, in a mode weaker than two-phase commit, an operator, or another
+    client that has initialised the id. Send those records again, or delete the rows.
 
     states            the Kafka transaction of each transactional id whose records are missing
     is_of_this_block  the rows are those of the block, or of the keyed call, that raises this. Otherwise, as

@@ -41,7 +41,7 @@ NOTHING: Final = PreparedTxnState()
 _COMPLETING_FLAG: Final = 2
 _NOTES_FLAG: Final = 4
 _ALONE_FLAG: Final = 8
-_KNOWN_FLAG: Final = 16
+_NEW_FLAG: Final = 16
 
 
 class StoredState(Value, kw_only=True):
@@ -55,7 +55,8 @@ class StoredState(Value, kw_only=True):
     notes                the writer records that `state` is settled before it aborts a later transaction
     alone                recorded by a DualWriter of its own, not by one of a pool
     known                a recovery has ended under this row: what is open later was begun with this database.
-                         Matters while `state` is empty; a row that a claim has just made does not have it
+                         Matters while `state` is empty; a row that a claim has just made does not have it.
+                         Its absence is stored: rows of earlier versions do not tell, and count as known
     former_producer_ids  producer ids that `state` named before, oldest first
     cluster_id           cluster of that transaction; None: nothing was recorded, or the cluster has no id
     transaction_version  transaction.version it was started with; below 2 one producer id and epoch names
@@ -110,7 +111,7 @@ def to_columns(row: StoredState) -> dict[str, ColumnValue]:
         + _COMPLETING_FLAG * row.completing
         + _NOTES_FLAG * row.notes
         + _ALONE_FLAG * row.alone
-        + _KNOWN_FLAG * row.known,
+        + _NEW_FLAG * (not row.known),
         "former_producer_ids": " ".join(map(str, row.former_producer_ids)),
         "cluster_id": row.cluster_id,
         "transaction_version": row.transaction_version,
@@ -137,7 +138,7 @@ def from_columns(columns: Mapping[str, object]) -> StoredState:
             completing=bool(_expect_int(columns["settled"]) & _COMPLETING_FLAG),
             notes=bool(_expect_int(columns["settled"]) & _NOTES_FLAG),
             alone=bool(_expect_int(columns["settled"]) & _ALONE_FLAG),
-            known=bool(_expect_int(columns["settled"]) & _KNOWN_FLAG),
+            known=not _expect_int(columns["settled"]) & _NEW_FLAG,
             former_producer_ids=tuple(
                 int(each) for each in _expect_str(columns["former_producer_ids"]).split()
             ),

@@ -18,6 +18,7 @@ from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.branch import ClusterBranch
 from tallystick.dualwrite.errors import Outcome, Torn, WriteInDoubt
 from tallystick.dualwrite.recipes import StepRunner
+from tallystick.dualwrite.rules import conclusions
 from tallystick.dualwrite.rules.conclusions import describe_error
 
 
@@ -73,8 +74,9 @@ class KafkaHalf:
                     raise
                 doubts.append(exc)
         if torn:
-            text = "; ".join(map(str, torn.values()))
+            # The client's own text is about Kafka's half alone, where nothing has happened.
             missing = {each: states[each] for each in torn}
+            text = "; ".join(conclusions.describe_torn(each, state) for each, state in missing.items())
             raise Torn(text, missing, is_of_this_block=is_of_this_block) from next(iter(torn.values()))
         self._raise_doubts(doubts, states)
 

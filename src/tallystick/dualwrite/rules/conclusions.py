@@ -71,11 +71,14 @@ def raise_if_halted(row: StoredState, half: ClusterHalf, finding: Finding) -> No
 
 def torn_error(row: StoredState) -> Torn:
     """Build the error for a transaction that the database committed and the cluster aborted."""
-    return Torn(
-        f"{row.transactional_id}: the database has committed {row.state}, and the cluster has aborted it: by "
-        "transaction.timeout.ms or an operator. Send its records again or take its rows back, then "
-        "recover(accept_torn=True)",
-        {row.transactional_id: row.state},
+    return Torn(describe_torn(row.transactional_id, row.state), {row.transactional_id: row.state})
+
+
+def describe_torn(transactional_id: str, state: PreparedTxnState) -> str:
+    return (
+        f"{transactional_id}: the database has committed {state}, and the cluster has aborted it: by "
+        "transaction.timeout.ms, an operator, or another client of this id. Send its records again or take "
+        "its rows back, then recover(accept_torn=True)"
     )
 
 
