@@ -15,6 +15,7 @@ from tallystick.admin.topics import NewTopic
 from tallystick.spark.checkpoint import BadCheckpoint
 from tallystick.spark.data_source import KafkaDataSource
 from tallystick.spark.options.source_options import Edge, Subscribed
+from tallystick.spark.source import task_reader
 from tallystick.spark.source.batch_reader import BatchReader
 from tallystick.spark.source.decoding import RecordUndecodable
 from tallystick.spark.source.planner import OffsetRangePartition, SourceDataLoss, UnknownOffsets
@@ -210,6 +211,36 @@ def test_a_batch_that_is_run_again_asks_for_the_topics(
     assert pauses
 
 
+@LOSS_ALLOWED
+def test_a_batch_that_is_run_again_asks_again_for_a_new_topic(
+    broker: EmbeddedBroker, admin: Admin, topic: str, proxy: MetadataProxy, strict: bool
+) -> None:
+    """[SPK-2] Its end is in Spark's log: what is passed over now is never read."""
+    options = {"subscribePattern": f"{topic}.*", "failOnDataLoss": strict}
+    first = Query(proxy.bootstrap_servers, **options)
+    start, new = first.at, f"{topic}-new"
+    admin.create_topics([NewTopic(name=new, partitions=1)]).all()
+    fill(broker, new, 3)
+    first.plan()
+    pauses: list[float] = []
+    again = StreamReader(first.options, sleep=pauses.append)
+    proxy.hide(new, answers=12)
+    assert first.read(again.partitions(start, first.at)) == 3
+    assert pauses
+
+
+def test_a_task_whose_topic_is_hidden_for_a_moment_reads_it(
+    broker: EmbeddedBroker, topic: str, proxy: MetadataProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[SPK-1]"""
+    fill(broker, topic, 5)
+    query = Query(proxy.bootstrap_servers, subscribe=topic, failOnDataLoss=False, kafka__client__id="hidden")
+    tasks = query.plan()
+    monkeypatch.setattr(task_reader, "_FIRST_LOOK_MS", 1)
+    proxy.hide(topic, answers=40)
+    assert query.read(tasks) == 5
+
+
 def test_a_pattern_leaves_out_internal_topics(broker: EmbeddedBroker, admin: Admin, topic: str) -> None:
     """A query that read its own decisions would never be idle."""
     admin.create_topics([NewTopic(name="__tallystick_decisions", partitions=1)])
@@ -379,6 +410,30 @@ def test_a_first_batch_that_is_run_again_knows_its_topics(
             later.latestOffset(first.at, ALL)
     with pytest.raises(SourceDataLoss, match="deleted and made anew"):
         again.read(again.reader.partitions(start, first.at))
+
+
+@LOSS_ALLOWED
+def test_a_topic_made_anew_that_was_passed_over_is_known_after_a_restart(
+    broker: EmbeddedBroker, admin: Admin, topic: str, tmp_path: Path, strict: bool
+) -> None:
+    """[SPK-3] Its records are read, and its loss is told once."""
+    (tmp_path / "metadata").write_text('{"id":"q"}')
+    fill(broker, topic, 5)
+    options = {"subscribe": topic, "checkpointLocation": tmp_path}
+    query = Query(broker.bootstrap_servers, **options, failOnDataLoss=False)
+    start = query.at
+    assert query.run() == 5
+    make_anew(broker, admin, topic, 3)
+    assert query.run() == 0
+    fill(broker, topic, 4)
+    at = query.at
+    assert len(query.plan()) == 1
+    again = Query(broker.bootstrap_servers, **options, failOnDataLoss=strict)
+    assert again.at == start, "the note of where it began stays"
+    assert again.read(again.reader.partitions(at, query.at)) == 4
+    fill(broker, topic, 1)
+    again.at = query.at
+    assert again.run() == 1
 
 
 @pytest.mark.parametrize(

@@ -213,10 +213,21 @@ def keep_start_offsets(
     if (start := _read_start_note(files, name)) is not None:
         return start
     start = _read_former_start(files, location, former_key) or find()
-    topic_ids = {topic: str(topic_id) for topic, topic_id in start.topic_ids.items()}
-    note = {"version": _NOTE_VERSION, "source": source, "topic_ids": topic_ids, "offsets": start.offsets}
-    _write(files, name, json.dumps(note))
+    _write_start_note(files, name, source, start)
     return start
+
+
+def note_topic_ids(location: str, source: Mapping[str, str], topic_ids: Mapping[str, UUID]) -> None:
+    """Note which topics a source reads now under their names, if it has noted where it began.
+
+    Raises: BadCheckpoint.
+    """
+    files = open_checkpoint(location)
+    name = _name_start_note(json.dumps(source, sort_keys=True))
+    if files is None or (start := _read_start_note(files, name)) is None:
+        return
+    start = StartOffsets(offsets=start.offsets, topic_ids={**start.topic_ids, **topic_ids})
+    _write_start_note(files, name, source, start)
 
 
 def read_start(location: str, source: Mapping[str, str]) -> StartOffsets | None:
@@ -237,6 +248,14 @@ def _read_start_note(files: CheckpointFiles, name: str) -> StartOffsets | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise _cannot_read(files, name, exc) from exc
+
+
+def _write_start_note(
+    files: CheckpointFiles, name: str, source: Mapping[str, str], start: StartOffsets
+) -> None:
+    topic_ids = {topic: str(topic_id) for topic, topic_id in start.topic_ids.items()}
+    note = {"version": _NOTE_VERSION, "source": source, "topic_ids": topic_ids, "offsets": start.offsets}
+    _write(files, name, json.dumps(note))
 
 
 def _name_start_note(key: str) -> str:

@@ -194,7 +194,18 @@ class SourcePlanner:
     # ------------------------------------------------------------------------------ offsets
 
     def list_earliest_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the log start offsets of those partitions that exist."""
+        """Return the log start offsets of those partitions that exist; what is away is asked for again."""
+        away = set(partitions)
+        offsets = self._list_earliest_once(away)
+        for pause_s in self._pauses:
+            away -= offsets.keys()
+            if not away:
+                break
+            self._sleep(pause_s)
+            offsets |= self._list_earliest_once(away)
+        return offsets
+
+    def _list_earliest_once(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         answers = self._admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
         for failure in answers.failures.values():
             if not isinstance(failure, UnknownTopic):

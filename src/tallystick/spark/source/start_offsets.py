@@ -11,7 +11,7 @@ from uuid import UUID
 from tallystick.client.config import is_client_setting
 from tallystick.kernel.ids import TopicPartition
 from tallystick.spark import sink
-from tallystick.spark.checkpoint import keep_start_offsets, read_start
+from tallystick.spark.checkpoint import keep_start_offsets, note_topic_ids, read_start
 from tallystick.spark.options.source_options import ConsumerStrategy, ResumeOptions, SourceOptions
 from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.offsets import (
@@ -51,6 +51,18 @@ def read_topic_ids(options: SourceOptions, checkpoint: str, cluster_id: str) -> 
     """Return the ids of the topics that the query began with, as far as noted. Raises: BadCheckpoint."""
     start = read_start(checkpoint, identify_source(options, cluster_id))
     return {} if start is None else start.topic_ids
+
+
+def note_topics(
+    options: SourceOptions, checkpoint: str, cluster_id: str, topic_ids: Mapping[str, UUID]
+) -> None:
+    """Note the ids of topics that were made anew, once the query has passed over the loss.
+
+    A batch of the new topic may be run again after a restart, which reads it only if it knows it by its id.
+
+    Raises: BadCheckpoint.
+    """
+    note_topic_ids(checkpoint, identify_source(options, cluster_id), topic_ids)
 
 
 def identify_source(options: SourceOptions, cluster_id: str) -> dict[str, str]:

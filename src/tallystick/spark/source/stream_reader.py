@@ -178,15 +178,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _note_topics(self, view: TopicsSeen, positions: Offsets) -> Collection[str]:
         """Compare the topics' ids with those known so far; return the topics that are others now."""
-        other_topics = describe_recreated(self._topic_ids, view.topic_ids)
+        planner, other_topics = self._get_planner(), describe_recreated(self._topic_ids, view.topic_ids)
         passed_over = {
             name: ", ".join(f"{at} before {positions[at]}" for at in sorted(positions) if at.topic == name)
             for name in other_topics
         }
-        self._get_planner().handle_data_loss(
+        planner.handle_data_loss(
             f"{why}; of the new one, the records of {passed_over[name] or 'no partition'} are not read"
             for name, why in other_topics.items()
         )
+        if other_topics and self._options.checkpoint is not None:
+            new_ids = {name: view.topic_ids[name] for name in other_topics}
+            note = source.start_offsets.note_topics
+            note(self._options, self._options.checkpoint, planner.read_cluster_id(), new_ids)
         # A broker of an older version answers without ids.
         ids = self._topic_ids
         ids |= {name: each for name, each in view.topic_ids.items() if each != NIL or name not in ids}

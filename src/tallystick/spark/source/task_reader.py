@@ -29,6 +29,7 @@ from tallystick.spark.protocol.offsets import OffsetRange
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
 from tallystick.spark.source.planner import LogEnds, SourceDataLoss, SourcePlanner
 from tallystick.spark.source.timestamps import find_unfit_times
+from tallystick.spark.source.topics_seen import AWAY_MS_MAX
 
 if TYPE_CHECKING:
     from tallystick.spark.source.decoding import RecordDecoding
@@ -56,7 +57,6 @@ _FIXED_SETTINGS: Final = {
     "allow.auto.create.topics": "false",
 }
 _FIRST_LOOK_MS: Final = 1_000
-_LOSSES_MIN: Final = 3
 
 _CONSUMERS: Final[dict[tuple[int, tuple[tuple[str, str], ...]], Consumer]] = {}
 
@@ -140,13 +140,14 @@ class _RecordWait:
     """The wait for the next record of a range.
 
     If nothing comes, the log is looked at, soon and then less and less often. What the range should have and
-    the log has not will not come: it is lost, once three answers in a row say so, or the last one. A new
-    leader may be behind for a moment.
+    the log has not will not come: it is lost, once all answers of half a minute say so, or the last one. A
+    new leader may be behind, and a topic hidden, for a moment.
     """
 
     def __init__(self, options: SourceOptions, offset_range: OffsetRange) -> None:
         self._options, self._range = options, offset_range
-        self._waited_ms, self._looks, self._losses = 0, 0, 0
+        self._waited_ms, self._looks = 0, 0
+        self._lost_at_ms: int | None = None
 
     @property
     def poll_ms(self) -> int:
@@ -162,8 +163,11 @@ class _RecordWait:
         self._looks += 1
         is_last = self._waited_ms >= self._options.poll_timeout_ms
         loss, why = self._look(position, explain=is_last)
-        self._losses = 0 if loss is None else self._losses + 1
-        if loss is not None and (is_last or self._losses >= _LOSSES_MIN):
+        if loss is None:
+            self._lost_at_ms = None
+        elif self._lost_at_ms is None:
+            self._lost_at_ms = self._waited_ms
+        if self._lost_at_ms is not None and (is_last or self._waited_ms - self._lost_at_ms >= AWAY_MS_MAX):
             return loss
         if is_last:
             raise RecordsTimedOut(self._range, position, self._waited_ms, why)
