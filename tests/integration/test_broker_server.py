@@ -504,3 +504,26 @@ def test_stopping_answers_what_was_asked_and_takes_nothing_new() -> None:
         await client.end()
 
     scene(play)
+
+
+@pytest.mark.parametrize("ends_in_time", [True, False])
+def test_a_stop_waits_for_the_change_of_a_client_that_is_gone_and_then_cancels_it(ends_in_time: bool) -> None:
+    async def play(world: World) -> None:
+        client = await world.client()
+        client.send(request(EXCLUSIVE, b"change") + request(EXCLUSIVE, b"behind"))
+        await world.until(lambda: world.toy.waiting)
+        await client.end()
+        await world.until(lambda: world.lost)
+        ((_, change),) = world.toy.waiting
+        stopping = asyncio.ensure_future(world.server.stop(20 if ends_in_time else 0))
+        if ends_in_time:
+            await world.until(lambda: change.done() or not stopping.done())
+            assert not stopping.done()
+            world.toy.release()
+            await world.until(lambda: world.toy.waiting)
+            world.toy.release()
+        await stopping
+        assert change.cancelled() is not ends_in_time
+        assert len(world.toy.started) == (2 if ends_in_time else 1)
+
+    scene(play)

@@ -116,3 +116,24 @@ async def test_none_begins_while_there_is_no_room_for_answers() -> None:
     memory.grant_turns()
     await settled()
     assert hosts.begun == ["a1"]
+
+
+@on_a_loop
+async def test_what_is_decoded_counts_until_the_turn_ends() -> None:
+    memory = make_memory()
+    async with memory.turn("a", 400) as turn:
+        assert memory.used_bytes == 400
+        turn.end()
+        assert memory.used_bytes == 0
+    assert memory.used_bytes == 0
+
+
+@on_a_loop
+async def test_who_may_receive_again_is_told_when_a_turn_ends_early() -> None:
+    memory, told = make_memory(), list[bool]()
+    memory.release_listeners.append(lambda: told.append(memory.has_large_of("a")))
+    memory.acquire("a", 900)  # bytes of requests that wait for other clients
+    async with memory.turn("a") as turn:
+        assert told == []
+        turn.end()
+        assert told == [False]

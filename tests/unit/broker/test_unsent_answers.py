@@ -36,8 +36,9 @@ class World:
     def time(self) -> float:
         return self.now_s
 
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> object:
         self.timers.append(call)
+        return call
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
@@ -99,3 +100,18 @@ def test_a_lost_connection_is_forgotten() -> None:
     assert world.unsent.total == 600_000
     world.pass_time(PATIENCE_S)
     assert world.closed == []
+
+
+def test_many_peers_of_which_none_is_slow_enough_to_be_noticed_alone_count_together() -> None:
+    world = World(*[200_000] * 6)
+    world.pass_time(PATIENCE_S / 3)
+    world.pass_time(PATIENCE_S)
+    assert len(world.closed) == 1
+
+
+def test_who_waits_for_room_is_told_when_peers_have_read_that_nobody_noticed() -> None:
+    world = World(*[200_000] * 6)
+    for peer in world.peers:
+        peer.unsent_bytes = 0
+    world.pass_time(PATIENCE_S / 3)
+    assert world.rooms == 1

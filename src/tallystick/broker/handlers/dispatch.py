@@ -122,8 +122,8 @@ class _LargeRequestHandler(Value):
         """Serve a request in its turn. Its memory counts until it is answered [SRV-4]."""
         version, room = context.api_version, limit_request_bytes(broker.config)
         memory, host = broker.request_memory, context.client_host
-        with memory.acquired(host, len(body) + estimate_decoded_bytes(len(body), room)):
-            async with memory.turn(host) as turn:
+        with memory.acquired(host, len(body)):
+            async with memory.turn(host, estimate_decoded_bytes(len(body), room)) as turn:
                 value, _ = await decode_in_thread(
                     broker, partial(decode_prefix, self.request, body, version, room=room)
                 )

@@ -53,7 +53,7 @@ class RequestMemory:
         self._bytes_by_host: Counter[str] = Counter()
         self.release_listeners: list[
             Callable[[], None]
-        ] = []  # called when memory of a host that was short is returned
+        ] = []  # called when a host that was short returns memory or ends a turn
 
     def acquire(self, host: str, size: int) -> None:
         """Record memory taken for a host."""
@@ -68,8 +68,11 @@ class RequestMemory:
         if not self._bytes_by_host[host]:
             del self._bytes_by_host[host]
         if short and size:
-            for tell in self.release_listeners:
-                tell()
+            self._tell_listeners()
+
+    def _tell_listeners(self) -> None:
+        for tell in self.release_listeners:
+            tell()
 
     @contextmanager
     def acquired(self, host: str, size: int) -> Iterator[None]:
@@ -83,11 +86,15 @@ class RequestMemory:
     # ----------------------------------------------------------- turns of large requests
 
     @asynccontextmanager
-    async def turn(self, host: str) -> AsyncIterator["LargeRequestTurn"]:
+    async def turn(self, host: str, decoded_bytes: int = 0) -> AsyncIterator["LargeRequestTurn"]:
         """Wait for this host's turn to have a large request worked on; the block is the turn.
 
         Hosts have it one after the other, so that one with very many requests does not hold up the others.
+
+        Args:
+            decoded_bytes: memory that counts from the call until the end of the turn.
         """
+        self.acquire(host, decoded_bytes)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(host, deque()).append(granted)
         self.grant_turns()
@@ -98,8 +105,14 @@ class RequestMemory:
                 self.grant_turns()
             else:  # it was granted at the same moment
                 self._end_turn(host)
+            self.release(host, decoded_bytes)
             raise
-        turn = LargeRequestTurn(lambda: self._end_turn(host))
+
+        def end() -> None:
+            self._end_turn(host)
+            self.release(host, decoded_bytes)
+
+        turn = LargeRequestTurn(end)
         try:
             yield turn
         finally:
@@ -124,6 +137,8 @@ class RequestMemory:
     def _end_turn(self, host: str) -> None:
         self._working_hosts.discard(host)
         self.grant_turns()
+        if self.is_short_for(host) and not self.has_large_of(host):
+            self._tell_listeners()  # its next large request may be received
 
     def has_large_of(self, host: str) -> bool:
         """Return whether a large request of this host waits or is worked on."""

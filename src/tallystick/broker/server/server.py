@@ -334,8 +334,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             ready = slots.popleft().response
             if ready:
                 self._queue(ready)
-        if not slots:
-            self._is_exclusive = False
+        self._is_exclusive = self._is_exclusive and bool(slots)
         self._advance()
 
     # ------------------------------------------------------------------- pausing, sending
@@ -414,19 +413,23 @@ class ServerConnection(asyncio.BufferedProtocol):
             _log.warning("%s: closed: %s", self.peer, why)
             self.abort()
 
-    def release_buffer(self) -> None:
-        """Give back the receive buffer of a connection that was closed."""
-        self._receive_buffer.discard_large()
-
     def abort(self) -> None:
         """Close at once, without a log line."""
         self._is_closing = True
         self._transport.abort()
 
+    def cancel_work(self) -> "list[asyncio.Future[ResponseBuffers]]":
+        """Begin nothing more, and cancel and return what is under way."""
+        self._is_ending = True
+        tasks = [slot.task for slot in self._pending if slot.task is not None]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
     def drain(self) -> bool:
         """Take no further request; return True when every answer has been handed to the kernel."""
         if self._is_closing:
-            return True
+            return not self._pending  # its client may be gone while a change is under way
         if not self._is_reading_paused:
             self._is_reading_paused = True
             self._transport.pause_reading()
@@ -492,9 +495,8 @@ class Server:
         self.supports_scatter = type(self.loop).__module__.startswith("uvloop")
         self.dispatcher = dispatcher
         self.frame_bytes_max = config.socket_request_max_bytes
-        self._config = config
+        self._config, self._last_connection_id = config, 0
         self._connections: dict[int, ServerConnection] = {}
-        self._last_connection_id = 0
         self._refusals = LogThrottle(self.loop.time)
         self.failed_logins = LogThrottle(self.loop.time)
         self.unsent = UnsentAnswers(
@@ -554,9 +556,11 @@ class Server:
             if self.loop.time() >= give_up_at:
                 break
             await asyncio.sleep(0.005)
+        cancelled = []
         for connection in list(self._connections.values()):
-            connection.drain()
             connection.close("the broker is stopping")
+            cancelled += connection.cancel_work()  # it must not go on when the broker's files are closed
+        await asyncio.gather(*cancelled, return_exceptions=True)
 
     # ------------------------------------------------------------- called by connections
 
@@ -616,12 +620,11 @@ class Server:
             return True
         if self._stuck_timer is None:
             self._stuck_timer = self.loop.call_later(self.patience_s / 3, self._close_stuck_connections)
-        short = self.memory.is_short
         receivers = (
             c
             for c in self._connections.values()
             if c.announced_bytes
-            and (short or c.peer.host == host)
+            and (self.memory.is_short or c.peer.host == host)
             and not self.memory.has_large_of(c.peer.host)
         )
         return next(receivers, None) is connection
@@ -638,7 +641,7 @@ class Server:
                 f"memory for requests is short, and of {connection.announced_bytes} bytes it sent too few "
                 f"in {self.patience_s:.0f} s"
             )
-            connection.release_buffer()
+            connection._receive_buffer.discard_large()
         if any(self.memory.is_short_for(c.peer.host) for c in receiving):
             self._stuck_timer = self.loop.call_later(self.patience_s / 3, self._close_stuck_connections)
 

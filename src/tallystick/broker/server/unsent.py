@@ -42,7 +42,7 @@ class UnsentAnswers:
 
         Args:
             patience_s: a peer that takes too little for so long does not read.
-            on_room: called while many bytes are unsent, and when they no longer are.
+            on_room: called soon after bytes were handed over, and for as long as many are unsent.
         """
         self._loop = loop
         self._bytes_max = bytes_max
@@ -55,8 +55,14 @@ class UnsentAnswers:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: UnsentConnection) -> None:
-        """Note that a connection handed bytes to its transport."""
+        """Note that a connection handed bytes to its transport.
+
+        Soon they are counted, even if no peer is so slow that its transport says so: many with a little each
+        are as much.
+        """
         self._senders.add(connection)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._patience_s / 3, self._check_again)
 
     def discard(self, connection: UnsentConnection) -> None:
         """Forget a connection that is lost."""
@@ -82,7 +88,7 @@ class UnsentAnswers:
     def check(self) -> None:
         """Close who does not read while there is too much; look again soon while there is much.
 
-        Order: called when a peer begins to be slow. Cost: as `total`.
+        Order: called when a peer begins to be slow, and soon after anything was sent. Cost: as `total`.
         """
         total, bytes_max, now_s = self.total, self._bytes_max(), self._loop.time()
         if 2 * total <= bytes_max:
