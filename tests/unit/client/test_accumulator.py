@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pytest
 
@@ -137,7 +137,7 @@ def test_what_is_not_bytes_is_refused_where_it_is_sent(given: object) -> None:
         world.accumulator.append("t", b"", key=given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", [1.5, "now", datetime(2026, 1, 1), 1 << 63])
+@pytest.mark.parametrize("given", [1.5, "now", datetime(2026, 1, 1, tzinfo=UTC), 1 << 63])
 def test_a_time_that_no_record_can_have_is_refused_where_it_is_sent(given: object) -> None:
     world = World()
     world.accumulator.update_topic("t", 1, [0])

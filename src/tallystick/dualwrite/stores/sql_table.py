@@ -389,7 +389,7 @@ def check_session_factory(session_factory: object) -> None:
     """Raise BadStore for a scoped_session: a block's session is its own, and is made with its connection."""
     if hasattr(session_factory, "registry"):
         raise BadStore(
-            "session_factory is a scoped_session, which has one session for all code of a thread or task, and "
+            "session_factory is a scoped_session, which has one session for all code of a thread or task; "
             "a block has one of its own. Pass the sessionmaker that the scoped_session was made of"
         )
 
