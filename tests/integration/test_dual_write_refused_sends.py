@@ -15,6 +15,7 @@ from tests.support.dual_world import World, worlds
 from tallystick.admin import Admin
 from tallystick.admin.configs import ConfigResource, ResourceType
 from tallystick.client.errors import AbortRequired
+from tallystick.client.producer.batches import ListRows
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
@@ -40,6 +41,10 @@ REFUSED_SENDS: dict[str, Callable[[Any, str], object]] = {
     "not bytes": lambda txn, topic: txn.send(topic, 7),
     "too large batch": lambda txn, topic: txn.send_batch(topic, [b"x", b"x" * 2_000_000]),
     "no such cluster": lambda txn, topic: txn.send(topic, b"x", cluster="elsewhere"),
+    "time in seconds": lambda txn, topic: txn.send(topic, b"x", timestamp_ms=1.5),
+    "batch with a time in seconds": lambda txn, topic: txn.send_batch(topic, [b"x"], timestamp_ms=1.5),
+    "time as text": lambda txn, topic: txn.send(topic, b"x", timestamp_ms="now"),
+    "header as text": lambda txn, topic: txn.send(topic, b"x", headers=[("h", "text")]),
 }
 
 
@@ -59,6 +64,26 @@ def test_a_block_that_swallows_a_refusal_commits_nothing(
                 send(txn, world.topic)
             txn.send(world.topic, b"no")
         assert refused.value.__cause__ is not None
+        world.pay(writer, 2, "next")
+    assert world.check() == ["next"]
+
+
+def test_a_record_that_cannot_be_packed_ends_its_transaction(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is packed when it is sent, which is after `send` has taken it, and may be in the commit."""
+
+    def fail(_: ListRows) -> bytes:
+        raise MemoryError("no room")
+
+    with world.life() as writer:
+        writer.recover()
+        with monkeypatch.context() as patch:
+            patch.setattr(ListRows, "encode_section", fail)
+            with pytest.raises(AbortRequired, match="no room"), writer.transaction() as txn:
+                txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'no')"))
+                txn.send(world.topic, b"no")
+        assert writer.ready
         world.pay(writer, 2, "next")
     assert world.check() == ["next"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 from tests.support.servers import MariaDB, PostgreSQL
 
@@ -116,6 +116,11 @@ def test_nothing_is_written_where_it_would_commit_by_itself(
 def test_a_missing_table_is_named(sqlite: Engine) -> None:
     with pytest.raises(BadStore, match="create"):
         SqlStore(sqlite).claim("t")
+
+
+def test_a_session_that_a_thread_shares_is_refused(sqlite: Engine) -> None:
+    with pytest.raises(BadStore, match="Pass the sessionmaker"):
+        SqlStore(sqlite, session_factory=scoped_session(sessionmaker()))
 
 
 def test_a_table_of_another_version_is_refused(sqlite: Engine) -> None:

@@ -98,6 +98,13 @@ def test_the_table_is_the_one_of_the_sql_store(store: DjangoStore, tmp_path: Pat
         assert _layout(connection) == of_django
 
 
+def test_keys_are_found_whatever_the_connections_search_path(on_postgresql: DjangoStore) -> None:
+    """As a router of tenants sets it, for a request or for good."""
+    row = replace(on_postgresql.claim("t"), state=STATE)
+    execute("SET search_path TO elsewhere")
+    assert on_postgresql.find_idempotency_keys(row) == []
+
+
 def _layout(connection: Connection) -> object:
     found = inspect(connection)
     columns = {

@@ -3,9 +3,11 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
 import pytest
 
+from tallystick.client.aio.producer import build_columns
 from tallystick.client.errors import Closed, IllegalState, TooLarge, UnknownTopic
 from tallystick.client.producer.accumulator import (
     AccumulatorEnv,
@@ -133,6 +135,28 @@ def test_what_is_not_bytes_is_refused_where_it_is_sent(given: object) -> None:
         world.accumulator.append("t", given)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="encode"):
         world.accumulator.append("t", b"", key=given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [1.5, "now", datetime(2026, 1, 1, tzinfo=UTC), 1 << 63])
+def test_a_time_that_no_record_can_have_is_refused_where_it_is_sent(given: object) -> None:
+    world = World()
+    world.accumulator.update_topic("t", 1, [0])
+    with pytest.raises((TypeError, ValueError), match="timestamp_ms"):
+        world.accumulator.append("t", b"", timestamp_ms=given)  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError), match="timestamp_ms"):
+        build_columns([b""], None, (), given)  # type: ignore[arg-type]
+    assert not list(world.take_all())
+
+
+@pytest.mark.parametrize("given", ["text", 7, [1]])
+def test_a_header_that_is_not_bytes_is_refused_where_it_is_sent(given: object) -> None:
+    world = World()
+    world.accumulator.update_topic("t", 1, [0])
+    with pytest.raises(TypeError, match="encode"):
+        world.accumulator.append("t", b"", headers=[("h", given)])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="encode"):
+        build_columns([b""], None, [("h", given)], None)  # type: ignore[list-item]
+    assert not list(world.take_all())
 
 
 def test_refusals_say_what_is_wrong_and_that_nothing_happened() -> None:

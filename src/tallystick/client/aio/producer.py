@@ -18,7 +18,13 @@ from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, Closed, IllegalState
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
-from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic, PlacedOutcomes, to_bytes_list
+from tallystick.client.producer.accumulator import (
+    BufferFullOrUnknownTopic,
+    PlacedOutcomes,
+    to_bytes_list,
+    to_headers,
+    to_timestamp,
+)
 from tallystick.client.producer.arrow_rows import ArrowArray, ArrowRows, is_arrow_array
 from tallystick.client.producer.arrow_table import PartitionRows, split_by_partition
 from tallystick.client.producer.batches import ListRows
@@ -390,8 +396,8 @@ def build_columns(
         raise ValueError(f"{len(values)} values and {len(keys)} keys")
     if not len(values):
         raise ValueError("a batch of no records")
-    runs = [(0, int(time.time() * 1000) if timestamp_ms is None else timestamp_ms)]
-    record_headers = tuple(headers)
+    runs = [(0, int(time.time() * 1000) if timestamp_ms is None else to_timestamp(timestamp_ms))]
+    record_headers = to_headers(headers)
     if not record_headers and is_arrow_array(values) and (keys is None or is_arrow_array(keys)):
         return ArrowRows.from_arrays(cast(ArrowArray, values), cast(ArrowArray | None, keys), runs)
     values = to_bytes_list(_to_list(values))

@@ -23,7 +23,8 @@ Source: Kafka RecordAccumulator; KIP-794.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Final, cast
+from operator import index
+from typing import Final, SupportsIndex, cast
 
 from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.client.producer.batches import (
@@ -37,7 +38,7 @@ from tallystick.client.producer.delivery import BatchOutcome, Delivery, Delivery
 from tallystick.client.producer.producer_batch import OpenBatch, SealedBatch
 from tallystick.client.producer.topic_queues import PartitionQueue, TopicQueues
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.ids import INT64_MAX, TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import HEADER_SIZE, Headers
 
@@ -141,7 +142,9 @@ class RecordAccumulator:
             error.
         Cost: about 0.3 us.
         """
-        value, key, headers = _to_bytes(value), _to_bytes(key), tuple(headers)
+        value, key, headers = _to_bytes(value), _to_bytes(key), to_headers(headers)
+        if timestamp_ms is not None:
+            timestamp_ms = to_timestamp(timestamp_ms)
         size = RECORD_OVERHEAD + len(value or b"") + len(key or b"") + estimate_headers_size(headers)
         batch, ticket = self._append_record(topic, (value, key, headers, timestamp_ms), partition, size)
         if on_delivery is not None:
@@ -419,7 +422,9 @@ def _to_bytes(content: object) -> bytes | None:
         return content
     if isinstance(content, (bytes, bytearray, memoryview)):
         return bytes(content)
-    raise TypeError(f"keys and values are bytes, not {type(content).__name__}: encode them first")
+    raise TypeError(
+        f"keys and values, of headers too, are bytes, not {type(content).__name__}: encode them first"
+    )
 
 
 def to_bytes_list(contents: Sequence[bytes | None]) -> list[bytes | None]:
@@ -427,3 +432,25 @@ def to_bytes_list(contents: Sequence[bytes | None]) -> list[bytes | None]:
     if set(map(type, contents)) <= {bytes, type(None)}:
         return list(contents)
     return [_to_bytes(content) for content in contents]
+
+
+def to_headers(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
+    """Return the headers of a record, a tuple as it is. Raises: TypeError for values that are not bytes."""
+    pairs = tuple(headers)
+    if all(content is None or type(content) is bytes for _, content in pairs):
+        return pairs
+    return tuple([(name, _to_bytes(content)) for name, content in pairs])
+
+
+def to_timestamp(timestamp_ms: object) -> int:
+    """Return a record's timestamp as a whole number of 64 bits. Raises: TypeError, ValueError."""
+    try:
+        number = index(cast(SupportsIndex, timestamp_ms))
+    except TypeError:
+        raise TypeError(
+            "timestamp_ms is a whole number of milliseconds since the epoch, not "
+            f"{type(timestamp_ms).__name__}: nothing was sent"
+        ) from None
+    if not -INT64_MAX <= number <= INT64_MAX:
+        raise ValueError(f"timestamp_ms={number} is beyond 64 bits: nothing was sent")
+    return number

@@ -218,7 +218,11 @@ class Sender:
             batch = self._accumulator.take_batch(slot.queue, now_ms, linger=not self.flush_count)
             if batch is None or isinstance(batch, CompressedBatch):
                 return batch
-            compressed_batch = self._builder.compress(batch)
+            try:
+                compressed_batch = self._builder.compress(batch)
+            except Exception as exc:  # taken from its queue: a commit must not go on without it
+                self._completion.fail_unsent(batch, _to_client_error(exc))
+                continue
             if self._may_fit(slot, compressed_batch):
                 return compressed_batch
 

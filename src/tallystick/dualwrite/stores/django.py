@@ -477,8 +477,9 @@ class DjangoStore:
 
     def find_idempotency_keys(self, row: StoredState) -> Sequence[IdempotencyKey]:
         """Return the keys that were committed with the transaction that a row names. Reads all keys."""
-        reading = f"SELECT scope, idempotency_key, result FROM {KEYS_TABLE} WHERE result LIKE %s"
-        with connections[self.using].cursor() as cursor:
+        keys = self.name_of(KEYS_TABLE)
+        reading = f"SELECT scope, idempotency_key, result FROM {keys} WHERE result LIKE %s"
+        with self.get_connection().cursor() as cursor:
             cursor.execute(reading, [f'%"{row.state}"%'])
             return select_keys(row, cursor.fetchall())
 

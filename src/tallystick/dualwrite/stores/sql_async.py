@@ -309,9 +309,11 @@ class AsyncSqlStore:
             session_factory: creates `txn.session`: an AsyncSession class or an async_sessionmaker.
             allow_unsafe_durability: names of settings that are accepted although a crash of the database may
                 lose commits; True skips all durability checks.
-        Raises: ValueError for an unknown setting name; BadStore for a driver that is not proved.
+        Raises: ValueError for an unknown setting name; BadStore for a driver that is not proved, or for a
+            scoped_session.
         """
         sql_table.check_driver(get_engine_async(engine).dialect)
+        sql_table.check_session_factory(session_factory)
         metadata = MetaData() if metadata is None else metadata
         self.tables = DualWriteTables(metadata, schema=schema)
         self.lease_table = LeaseTable(self.tables)

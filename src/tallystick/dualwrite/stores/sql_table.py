@@ -385,6 +385,15 @@ def check_driver(dialect: Dialect) -> None:
         )
 
 
+def check_session_factory(session_factory: object) -> None:
+    """Raise BadStore for a scoped_session: a block's session is its own, and is made with its connection."""
+    if hasattr(session_factory, "registry"):
+        raise BadStore(
+            "session_factory is a scoped_session, which has one session for all code of a thread or task; "
+            "a block has one of its own. Pass the sessionmaker that the scoped_session was made of"
+        )
+
+
 def check_durable(connection: Connection, allowed: AllowedRisks) -> None:
     """Check a connection not checked before, or checked with more allowed. Raises: UnsafeStore."""
     if connection.dialect.name in MYSQL:
