@@ -12,14 +12,17 @@ from typing import Final
 HIDDEN: Final = "[hidden]"
 
 # A password ends at the last @ before a path; one with a slash, that should have been %2F, at the next @, if
-# what follows the colon is no port.
+# what follows the colon is no port. A user may have an @, as Azure's had.
 _PASSWORD: Final = re.compile(
-    r"(://[^\s'\"<>/?#:@\[]*:)(?!\d*(?:[/?#,\s]|$))(?:[^\s'\"<>/?#]*|(?:(?!://)[^\s'\"<>])*?)@"
+    r"(://[^\s'\"<>/?#:\[]*:)(?!\d*(?:[/?#,\s]|$))(?:[^\s'\"<>/?#]*|(?:(?!://)[^\s'\"<>])*?)@"
 )
 # Without a colon it may be a token; elsewhere it is a user, or a container of Azure's.
-_TOKEN: Final = re.compile(r"(https?://)[^\s'\"<>/?#:@]+@")
+_TOKEN: Final = re.compile(r"(https?://)[^\s'\"<>/?#:@]+@", re.IGNORECASE)
+# A name ends where the next one begins, and is short: from each of many semicolons to the end of a long text
+# would take hours.
 _PARAMETER: Final = re.compile(
-    r"([?&;](?:[^=&\s]*(?:password|passwd|pwd|secret|token)[^=&\s]*|sig)=)[^&\s'\"]+", re.IGNORECASE
+    r"([?&;](?:[^=&;?\s]{0,64}(?:password|passwd|pwd|secret|token)[^=&;?\s]{0,64}|sig)=)[^&\s'\"]+",
+    re.IGNORECASE,
 )
 
 

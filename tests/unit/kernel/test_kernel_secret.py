@@ -75,12 +75,24 @@ def test_a_problem_elsewhere_does_not_show_it() -> None:
         ("http://host:8081/a@b and s3://bucket/x@v2", "http://host:8081/a@b and s3://bucket/x@v2"),
         ("http://[::1]:9092/a@b", "http://[::1]:9092/a@b"),
         ("me:hunter2@host", "me:hunter2@host"),
+        ("postgresql://me@server:hunter2@host/shop", "postgresql://me@server:[hidden]@host/shop"),
+        ("HTTPS://hunter2@host", "HTTPS://[hidden]@host"),
+        ("http://me@host:8081/a@b", "http://[hidden]@host:8081/a@b"),
     ],
 )
 def test_a_login_in_a_url_is_hidden(text: str, shown: str) -> None:
     assert hide_logins(text) == shown
     assert str(BadConfig(text)) == shown, "and so in all texts of our errors"
     assert TEXT not in repr(Holder(text=text)) or TEXT in shown, "and of our values"
+
+
+@pytest.mark.parametrize(
+    "part", [";a", "?a", "&password", "://a:b", "a:", "https://a", ";password.", "://a@"]
+)
+def test_a_long_text_takes_no_longer_for_what_it_has(part: str) -> None:
+    """Our errors quote what others wrote: a value of a file whose columns end with semicolons, for one."""
+    text = "http://host " + part * (200_000 // len(part))
+    assert len(hide_logins(text)) == len(text)
 
 
 def test_a_cause_that_shows_a_login_is_no_cause() -> None:

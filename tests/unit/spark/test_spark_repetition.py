@@ -77,6 +77,11 @@ def test_what_is_too_old_to_be_compared_is_refused() -> None:
         (OFFSETS, OFFSETS + "\n0", "refused", "refused", "refused"),
         (OFFSETS, None, "refused", "refused", "stands"),
         (None, OFFSETS, "refused", "refused", "stands"),
+        # Files: the same number of another copy of the checkpoint has other files.
+        ('{"logOffset":5}', '{"logOffset":5}', "refused", "refused", "stands"),
+        ('{"logOffset":5}', '{"logOffset":6}', "refused", "refused", "refused"),
+        (OFFSETS + "\n5", SAME_OFFSETS + "\n5", "refused", "refused", "stands"),
+        (OFFSETS + "\n-", SAME_OFFSETS + "\n-", "refused", "stands", "stands"),
     ],
 )
 def test_what_was_decided_stands_where_the_offsets_are_the_same(
@@ -88,6 +93,14 @@ def test_what_was_decided_stands_where_the_offsets_are_the_same(
         found = judge_repetition(decide(offsets=were), repeat(BATCH, OTHER_ROWS), are, rules)
         assert isinstance(found, str) == (wanted == "stands"), choice
         assert "added in another order" in str(found) or "is another one than the query had" in str(found)
+
+
+def test_counts_of_a_checkpoint_are_named() -> None:
+    """[SPK-22]"""
+    files = '{"logOffset":5}'
+    found = judge_repetition(decide(offsets=files), repeat(BATCH, OTHER_ROWS), files)
+    assert "are counts" in str(found)
+    assert "onChangedRows=skip" in str(found)
 
 
 def test_of_an_earlier_batch_the_offsets_are_not_kept() -> None:

@@ -12,8 +12,14 @@ seen are one right answer, and to stop would lose the state of the query and bri
     the offsets are others    refused: the checkpoint is another one, and rows of this batch may be missing
     the offsets are the same  what was decided stands; `onChangedRows=fail` refuses
     they are not known        refused; `onChangedRows=skip` lets what was decided stand
+
+Not every source has offsets that tell. Spark's source of files counts the entries of a list in the
+checkpoint, and some sources count what they have handed out: an old copy of a checkpoint comes to the same
+number with other files. Such offsets are none that are known.
+Source: Spark's `FileStreamSourceOffset`, which is {"logOffset": n}, and `LongOffset`.
 """
 
+import json
 from enum import Enum
 from typing import Final
 
@@ -146,14 +152,34 @@ def _judge_changed_rows(
         return CheckpointsDiffer(
             f"{refusal}{_CAUSES}. onChangedRows=compare-offsets, the default, lets what was decided stand"
         )
-    if rules.on_changed_rows is ChangedRows.SKIP or (were is not None and offsets is not None):
+    is_same_batch = were is not None and offsets is not None and not _has_counts(offsets)
+    if rules.on_changed_rows is ChangedRows.SKIP or is_same_batch:
         return stands
     return CheckpointsDiffer(
         f"{refusal}Either the checkpoint is an old copy, or {_CAUSES}. Which of them cannot be told, because "
-        "the sources' offsets at the end of that batch are not known: give the sink checkpointLocation. If "
+        f"the sources' offsets at the end of that batch {_explain_unknown(offsets)}. If "
         "the checkpoint is the one that the query had, onChangedRows=skip lets what was decided stand, and "
         "the query goes on with its state"
     )
+
+
+def _has_counts(offsets: str) -> bool:
+    """Return whether a source's offset is a number of its own or of the checkpoint, as that of files is."""
+    return any(_is_count(line) for line in offsets.splitlines())
+
+
+def _is_count(line: str) -> bool:
+    try:
+        offset = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(offset, (int, float)) or (isinstance(offset, dict) and set(offset) == {"logOffset"})
+
+
+def _explain_unknown(offsets: str | None) -> str:
+    if offsets is not None and _has_counts(offsets):
+        return f"are counts, which another copy of it may have for other rows ({_join(offsets)})"
+    return "are not known: give the sink checkpointLocation"
 
 
 def _join(offsets: str) -> str:

@@ -16,13 +16,14 @@ from tallystick.client.config import ProducerConfig
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.ids import ProducerIdAndEpoch
+from tallystick.kernel.value import replace
 from tallystick.spark import tracing
 from tallystick.spark.checkpoint import read_decision_locations, write_decision_location
 from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.decisions.topic import DecisionTopic
 from tallystick.spark.options.rights import explain_missing_right
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.committable import BatchLease, Decision, Vote
+from tallystick.spark.protocol.committable import BatchLease, Decision, Job, Vote
 from tallystick.spark.protocol.concurrency import run_both
 from tallystick.spark.protocol.coordinator import SinkCoordinator
 from tallystick.spark.protocol.decide import (
@@ -67,6 +68,8 @@ class SinkContext:
         )
         self.next_producer = NextProducer(self.worker_ids, self.create_producer)
         self._logged_mode = ""
+        self._run_id: str | None = None
+        self._last_target: tuple[Job, tuple[str, ...]] | None = None
         self._config = ProducerConfig.parse(options.driver_client_settings)
         self._engine = engine_thread()
         self._cluster = self._engine.call(lambda: Cluster(self._config.client), "Cluster")
@@ -122,6 +125,8 @@ class SinkContext:
                 if home not in notes:
                     write_decision_location(options.checkpoint, home)
         siblings.add(options.prefix)
+        if run_id != self._run_id:  # a notebook starts its query again, with other sinks
+            self._run_id, self._last_target = run_id, None
         return lease
 
     async def _check_may_begin(
@@ -152,11 +157,16 @@ class SinkContext:
 
     def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
         votes = list(votes)
+        target = next(((vote.job, vote.sinks) for vote in votes if vote is not None), None)
+        rules = self.options.repetition_rules
+        if self._last_target not in (None, target):
+            # Where sinks were changed, one batch stays with those before: the first of a start. After it,
+            # what has been decided for others was decided by a second sink under this prefix.
+            rules = replace(rules, accepts_other_sinks=False)
         with tracing.trace_part("commit batch", self.options.prefix) as trace:
             trace.describe_votes(votes)
-            decision = self.run(
-                self.coordinator.commit(votes, offsets, self.options.repetition_rules), "commit"
-            )
+            decision = self.run(self.coordinator.commit(votes, offsets, rules), "commit")
+        self._last_target = target
         if decision is not None and decision.mode not in ("", self._logged_mode):
             self._logged_mode = decision.mode
             why = Mode(decision.mode).not_promised
