@@ -48,7 +48,7 @@ def remove_leftovers(files: LogFiles, record_repair: RecordRepair) -> None:
         else:
             removals.append(name)
     # First: it refuses a damaged new segment, whose records may be nowhere else but in a .deleted file.
-    covered = _find_covered_offsets(fs, directory, swaps)
+    old_offsets = _find_old_offsets(fs, directory, swaps)
     # A .cleaned file marks the .swap files beside it as an incomplete set, so it is removed after them.
     swap_removals = [name for name in removals if name.endswith(naming.SWAP_SUFFIX)]
     for batch in (swap_removals, [name for name in removals if name not in swap_removals]):
@@ -59,11 +59,11 @@ def remove_leftovers(files: LogFiles, record_repair: RecordRepair) -> None:
         if batch:
             fs.sync_dir(directory)
     if swaps:
-        _complete_swaps(fs, directory, swaps, covered, record_repair)
+        _complete_swaps(fs, directory, swaps, old_offsets, record_repair)
         fs.sync_dir(directory)
 
 
-def _find_covered_offsets(fs: FileSystem, directory: str, swaps: Sequence[str]) -> range:
+def _find_old_offsets(fs: FileSystem, directory: str, swaps: Sequence[str]) -> range:
     """Return the offsets that a compaction's new segments cover. Raises: CorruptLog, OSError."""
     lowest, end = INT64_MAX, 0
     for name in swaps:
@@ -75,13 +75,13 @@ def _find_covered_offsets(fs: FileSystem, directory: str, swaps: Sequence[str]) 
 
 
 def _complete_swaps(
-    fs: FileSystem, directory: str, swaps: Sequence[str], covered: range, record_repair: RecordRepair
+    fs: FileSystem, directory: str, swaps: Sequence[str], old_offsets: range, record_repair: RecordRepair
 ) -> None:
     """Complete a compaction: remove the segments that the new ones cover, then rename the new ones."""
     for name in fs.listdir(directory):
         file = parse_file_name(name)
         is_segment_file = file and not file.state and file.suffix in naming.SEGMENT_SUFFIXES
-        if is_segment_file and file and file.base_offset in covered:
+        if is_segment_file and file and file.base_offset in old_offsets:
             fs.remove(f"{directory}/{name}")
     fs.sync_dir(directory)  # else a crash may show a new name beside a segment it covers
     for name in swaps:
