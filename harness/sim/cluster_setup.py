@@ -57,7 +57,10 @@ class ClusterSetup:
                 answer = await self._network.call("admin", request, 1, UpdateFeaturesResponse)
             except NoReply:
                 continue
-            if answer.error_code and self._machine.is_broken:
+            # The disk may have been exchanged meanwhile, so the answer tells, too.
+            if answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR or (
+                answer.error_code and self._machine.is_broken
+            ):
                 continue
             if answer.error_code:
                 self._history.report(f"UpdateFeatures: {answer.error_code} {answer.error_message}")

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+from tallystick.kernel.ids import INT64_MAX
 from tallystick.storage.fs import FileSystem
 from tallystick.storage.log_files import LogFiles
 from tallystick.storage.recovery import (
     LEFTOVER_ACTIONS,
+    CorruptLog,
     LeftoverAction,
     LeftoverFile,
     classify_swap_file,
@@ -18,7 +20,10 @@ RecordRepair = Callable[[str, str], None]
 
 
 def remove_leftovers(files: LogFiles, record_repair: RecordRepair) -> None:
-    """Remove what interrupted operations left in a log's directory, and complete a swap. Raises OSError."""
+    """Remove what interrupted operations left in a log's directory, and complete a swap.
+
+    Raises: CorruptLog, OSError.
+    """
     fs, directory = files.fs, files.directory
     names = fs.listdir(directory)
     parsed = {name: file for name in names if (file := parse_file_name(name)) is not None}
@@ -42,6 +47,8 @@ def remove_leftovers(files: LogFiles, record_repair: RecordRepair) -> None:
             swaps.append(name)
         else:
             removals.append(name)
+    # First: it refuses a damaged new segment, whose records may be nowhere else but in a .deleted file.
+    old_offsets = _find_old_offsets(fs, directory, swaps)
     # A .cleaned file marks the .swap files beside it as an incomplete set, so it is removed after them.
     swap_removals = [name for name in removals if name.endswith(naming.SWAP_SUFFIX)]
     for batch in (swap_removals, [name for name in removals if name not in swap_removals]):
@@ -52,24 +59,29 @@ def remove_leftovers(files: LogFiles, record_repair: RecordRepair) -> None:
         if batch:
             fs.sync_dir(directory)
     if swaps:
-        _complete_swaps(fs, directory, swaps, record_repair)
+        _complete_swaps(fs, directory, swaps, old_offsets, record_repair)
         fs.sync_dir(directory)
 
 
-def _complete_swaps(
-    fs: FileSystem, directory: str, swaps: Sequence[str], record_repair: RecordRepair
-) -> None:
-    """Complete a compaction: remove the segments that the new ones cover, then rename the new ones."""
-    lowest, end = None, 0
+def _find_old_offsets(fs: FileSystem, directory: str, swaps: Sequence[str]) -> range:
+    """Return the offsets that a compaction's new segments cover. Raises: CorruptLog, OSError."""
+    lowest, end = INT64_MAX, 0
     for name in swaps:
         file = parse_file_name(name)
         if file is not None and file.suffix == naming.LOG_SUFFIX:
-            lowest = file.base_offset if lowest is None else min(lowest, file.base_offset)
+            lowest = min(lowest, file.base_offset)
             end = max(end, _find_end_offset(fs, f"{directory}/{name}", file.base_offset))
+    return range(lowest, end)
+
+
+def _complete_swaps(
+    fs: FileSystem, directory: str, swaps: Sequence[str], old_offsets: range, record_repair: RecordRepair
+) -> None:
+    """Complete a compaction: remove the segments that the new ones cover, then rename the new ones."""
     for name in fs.listdir(directory):
         file = parse_file_name(name)
         is_segment_file = file and not file.state and file.suffix in naming.SEGMENT_SUFFIXES
-        if is_segment_file and file and lowest is not None and lowest <= file.base_offset < end:
+        if is_segment_file and file and file.base_offset in old_offsets:
             fs.remove(f"{directory}/{name}")
     fs.sync_dir(directory)  # else a crash may show a new name beside a segment it covers
     for name in swaps:
@@ -83,6 +95,8 @@ def _find_end_offset(fs: FileSystem, path: str, base_offset: int) -> int:
         scanner = SegmentScanner(file.pread, file.size(), base_offset)
         for _ in scanner.iter_batches():
             pass
+        if (fault := scanner.fault) is not None:
+            raise CorruptLog(path, fault.position, fault.expected, fault.found)
         return scanner.next_offset
     finally:
         file.close()

@@ -388,6 +388,7 @@ class LogDir:
             was_clean=self.had_clean_shutdown,
             recovery_point=self._checkpoints.recovery_points.get(topic_partition, 0),
             log_start_offset=self._checkpoints.log_starts.get(topic_partition, 0),
+            cleaned_offset=self._checkpoints.cleaner_offsets.get(topic_partition, 0),
         )
 
     def close_without_sync(self) -> None:

@@ -51,6 +51,7 @@ class PriorShutdown(Value, kw_only=True):
     was_clean: bool
     recovery_point: int = 0
     log_start_offset: int = 0
+    cleaned_offset: int = 0  # compaction may have left gaps below it, whatever cleanup.policy is now
 
 
 def create_log(
@@ -222,10 +223,16 @@ class _LogLoader:
             path = reader.files.make_path(naming.LOG_SUFFIX)
             if end != size:
                 raise CorruptLog(path, min(last, size), f"a batch that ends at byte {end}", f"{size} bytes")
-            # Cleaning leaves such gaps, though ours keeps the last batch [CLN-2].
-            if next_offset < following.base_offset and COMPACT not in self.config.cleanup_policy:
+            if next_offset < following.base_offset and not self._may_be_cleaned(following.base_offset):
                 expected = f"records up to offset {following.base_offset}, where the next segment begins"
                 raise CorruptLog(path, size, expected, f"the end, at offset {next_offset}")
+
+    def _may_be_cleaned(self, end: int) -> bool:
+        """Return whether compaction may have removed the last batches below `end`, a segment's end.
+
+        Kafka's does; ours keeps the last one [CLN-2].
+        """
+        return COMPACT in self.config.cleanup_policy or end <= self.prior_shutdown.cleaned_offset
 
     def _restore_cached_batches(
         self, states: ProducerStateManager, segments: list[ClosedSegment], offset: int
@@ -388,7 +395,7 @@ class _LogLoader:
         """Take the recovery action for the first invalid batch."""
         fault = scanner.fault
         segment, later = self.segments[slot], self.segments[slot + 1 :]
-        if fault is None and later and COMPACT not in self.config.cleanup_policy:
+        if fault is None and later and not self._may_be_cleaned(later[0].base_offset):
             fault = _find_missing_end(scanner, later[0].base_offset)
         condition = classify_scan(
             SegmentScan(
@@ -520,10 +527,7 @@ def _find_last_batch(segment: SegmentReader) -> tuple[int, int, int]:
 
 
 def _find_missing_end(scanner: SegmentScanner, next_base: int) -> ScanFault | None:
-    """Return missing batches between a segment's end and the next one's start as a fault, if any.
-
-    Not checked for compacted logs: cleaning leaves such gaps, though ours keeps the last batch [CLN-2].
-    """
+    """Return missing batches between a segment's end and the next one's start as a fault, if any."""
     if scanner.next_offset >= next_base:
         return None
     return ScanFault(

@@ -1,5 +1,6 @@
 """Codecs: the framings others use, and what a hostile payload may cost."""
 
+import random
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from tallystick.protocol.records import (
     Record,
     check_batch,
     compress,
+    compression,
     decode_records,
     decompress,
     encode_batch,
@@ -245,3 +247,26 @@ def test_a_megabyte_of_zeros_is_an_honest_value(codec: Codec) -> None:
 def test_nonsense_is_refused_cheaply(codec: Codec, payload: bytes) -> None:
     with peak_below(2 * MIB), pytest.raises(InvalidBatch):
         decompress(codec, payload)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("codec", PACKED)
+def test_records_of_every_length_around_the_pieces_are_unpacked(
+    codec: Codec, linked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces drawn so small that data ends just before, at, just behind and far behind each of them."""
+    monkeypatch.setattr(compression, "_XERIAL_BLOCK", 32)
+    for output_piece, input_piece in ((1, 1), (16, 7), (16, 64)):
+        monkeypatch.setattr(compression, "OUTPUT_PIECE", output_piece)
+        monkeypatch.setattr(compression, "INPUT_PIECE", input_piece)
+        for size in (0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000):
+            for data in (TEXT[:size], bytes(size), random.Random(size).randbytes(size)):
+                packed = compress(codec, data)
+                if codec is Codec.LZ4:
+                    packed = lz4.frame.compress(data, block_linked=linked)
+                assert decompress(codec, packed) == data
+                if not data:
+                    continue
+                assert decompress(codec, packed, max_bytes=size) == data
+                with pytest.raises(InvalidBatch, match="the bound is"):
+                    decompress(codec, packed, max_bytes=size - 1)

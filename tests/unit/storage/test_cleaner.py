@@ -2,6 +2,7 @@
 
 import io
 import json
+from itertools import islice
 
 import pytest
 from tests.support.compacted import CONFIG, DIRECTORY, Compacted, find_segment_end
@@ -20,11 +21,12 @@ from tallystick.protocol.records import (
     read_header,
 )
 from tallystick.storage import log_reader
-from tallystick.storage.compaction.cleaner import CleaningFailed, CleaningRequest, clean_log
+from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningFailed, CleaningRequest, clean_log
 from tallystick.storage.compaction.cleaner_worker import run_request
 from tallystick.storage.compaction.swap import SegmentSwap
 from tallystick.storage.log import AppendOrigin
 from tallystick.storage.log_start import delete_oldest_segments
+from tallystick.storage.recovery import CorruptLog
 
 P1 = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(0))
 P2 = ProducerIdAndEpoch(ProducerId(2), ProducerEpoch(0))
@@ -194,6 +196,27 @@ def test_every_new_segment_ends_where_the_old_ones_ended() -> None:
             log.swap(step)
             new = next(s for s in log.log.segments if s.base_offset == step.base_offset)
             assert find_segment_end(new) == ends[step.old[-1]]
+
+
+@pytest.mark.parametrize("steps", [1, 3], ids=["old segments in place", "old segments renamed"])
+def test_a_damaged_new_segment_is_refused_before_it_replaces_the_old_ones(steps: int) -> None:
+    """[LOG-7] Its end tells which ones it replaces; until then they are the only good copy."""
+    log = Compacted()
+    for n in range(6):
+        log.put((f"k{n}", "v"))
+    log.roll()
+    first_group = next(step for step in clean_log(log.fs, log.request()))
+    assert isinstance(first_group, CleanedGroup)
+    for step in islice(SegmentSwap(log.log, first_group).iter_steps(), steps):
+        step.run()
+    log.log.close(clean=False)
+    name = f"{DIRECTORY}/{0:020d}.log.swap"
+    log.fs.node(name).data[-1] ^= 1
+    names = log.fs.listdir(DIRECTORY)
+    with pytest.raises(CorruptLog) as caught:
+        log.reopen()
+    assert caught.value.file == name
+    assert log.fs.listdir(DIRECTORY) == names
 
 
 def make_emptied_log() -> Compacted:

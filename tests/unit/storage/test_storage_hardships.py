@@ -391,6 +391,26 @@ def test_a_closed_segment_that_was_changed_is_refused_after_a_clean_stop(
     assert position is None or caught.value.position == position
 
 
+@pytest.mark.parametrize("clean", [True, False], ids=["clean stop", "crash"])
+@pytest.mark.parametrize("flush_policy", ["ack", "os"])
+def test_a_gap_that_cleaning_left_is_no_damage_once_the_topic_is_not_compacted_any_more(
+    flush_policy: str, clean: bool
+) -> None:
+    """Apache Kafka's cleaning removes the last batch of a segment, too."""
+    config = LogConfig(segment_bytes=600, index_interval_bytes=100, flush_policy=flush_policy)  # type: ignore[arg-type]
+    fs = MemoryFileSystem()
+    log = create_log(fs, "d", TP, config, HOOKS)
+    fill_segments(log, 3)
+    end, second = log.log_end_offset, log.segments[1].base_offset
+    log.sync()
+    log.close(clean=True)
+    cut(fs.node(f"d/{0:020d}.log").data)
+    prior_shutdown = PriorShutdown(was_clean=clean, cleaned_offset=second)
+    log, report = open_log(fs, "d", TP, config, HOOKS, prior_shutdown)
+    assert report.was_clean == clean
+    assert offsets(log) == [0, 1, *range(second, end)]
+
+
 def test_segments_without_indexes_are_not_scanned_by_a_start() -> None:
     """As those of a directory of Apache Kafka, whose indexes are made again when they are first read."""
     fs = MemoryFileSystem()
