@@ -382,29 +382,31 @@ def list_conducts(entries: int = ARRAY_ELEMENTS_MAX) -> Iterator[Conduct]:
     """Yield each conduct with the largest request for it."""
     outer, inner = Shape(deep=False, distinct=True), Shape(deep=True, distinct=True)
     for key, shape in ((ApiKey.OFFSET_FETCH, inner), (ApiKey.CONSUMER_GROUP_DESCRIBE, outer)):
-        made = make_attack(HANDLERS[key].spec, shape, entries)
+        attack = make_attack(HANDLERS[key].spec, shape, entries)
         yield Conduct(
-            "leave at once", made.spec, make_frame(made.spec, made.version, made.body, 7), leaves=True
+            "leave at once", attack.spec, make_frame(attack.spec, attack.version, attack.body, 7), leaves=True
         )
-    made = make_attack(HANDLERS[ApiKey.DELETE_TOPICS].spec, outer, entries)
-    yield Conduct("leave at once", made.spec, make_frame(made.spec, made.version, made.body, 7), leaves=True)
+    attack = make_attack(HANDLERS[ApiKey.DELETE_TOPICS].spec, outer, entries)
+    yield Conduct(
+        "leave at once", attack.spec, make_frame(attack.spec, attack.version, attack.body, 7), leaves=True
+    )
     for key, shape in ((ApiKey.OFFSET_FETCH, inner), (ApiKey.DESCRIBE_QUORUM, inner)):
-        made = make_attack(HANDLERS[key].spec, shape, entries)
-        yield Conduct("never read", made.spec, make_frame(made.spec, made.version, made.body, 7))
+        attack = make_attack(HANDLERS[key].spec, shape, entries)
+        yield Conduct("never read", attack.spec, make_frame(attack.spec, attack.version, attack.body, 7))
     yield Conduct("sessions of nothing", *make_session_of_nothing(entries), reads=True)
 
 
 def make_session_of_nothing(entries: int) -> tuple[ApiSpec, bytes]:
     """Return a Fetch that begins a session with partitions that do not exist."""
-    made = make_attack(HANDLERS[ApiKey.FETCH].spec, Shape(deep=False, distinct=True), entries)
+    attack = make_attack(HANDLERS[ApiKey.FETCH].spec, Shape(deep=False, distinct=True), entries)
     request: Any = replace(
-        decode_prefix(made.spec.request, made.body, made.version)[0],
+        decode_prefix(attack.spec.request, attack.body, attack.version)[0],
         session_id=0,
         session_epoch=0,
         max_wait_ms=0,
         forgotten_topics_data=(),
     )
-    return made.spec, make_frame(made.spec, made.version, encode(request, made.version), 7)
+    return attack.spec, make_frame(attack.spec, attack.version, encode(request, attack.version), 7)
 
 
 def behave(address: str, conduct: Conduct, clients: int) -> list[socket.socket]:

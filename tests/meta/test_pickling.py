@@ -9,9 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 import tallystick
+from tallystick.client.transactions.prepared import PreparedTxnState
 
 # How to make one of each class whose constructor wants something.
-EXAMPLES: dict[str, tuple[object, ...]] = {}
+EXAMPLES: dict[str, tuple[object, ...]] = {
+    "MissingDriver": ("psycopg", "sql"),
+    "Torn": ("the rows are committed, their records are not", {"pay-7": PreparedTxnState("42:7")}),
+}
 
 NOT_IMPORTED = ("__main__", "tallystick.storage.compaction.cleaner_worker")
 

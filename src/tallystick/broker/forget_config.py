@@ -42,12 +42,12 @@ def _forget(store: MetadataStore, names: Sequence[str]) -> list[str]:
     for name in names:
         topic, slash, setting = name.rpartition("/")
         owners = {topic: topics.get(topic, {})} if slash else brokers
-        found = [owner for owner, configs in owners.items() if configs.pop(setting, None) is not None]
+        holders = [owner for owner, configs in owners.items() if configs.pop(setting, None) is not None]
         if slash:
-            removed += [f"{setting} of topic {owner}" for owner in found]
+            removed += [f"{setting} of topic {owner}" for owner in holders]
         else:
-            removed += [f"{setting} of {f'broker {owner}' if owner else 'all brokers'}" for owner in found]
-        if not found:
+            removed += [f"{setting} of {f'broker {owner}' if owner else 'all brokers'}" for owner in holders]
+        if not holders:
             problems.append(f"--forget-config {name}: is not stored")
     if problems:
         raise BadConfig("\n".join(problems))

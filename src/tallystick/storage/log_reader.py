@@ -344,5 +344,5 @@ class LogReader:
         return None
 
 
-def _make_corrupt(segment: SegmentReader, position: int, found: str) -> CorruptLog:
-    return CorruptLog(segment.files.make_path(LOG_SUFFIX), position, "a readable batch", found)
+def _make_corrupt(segment: SegmentReader, position: int, content: str) -> CorruptLog:
+    return CorruptLog(segment.files.make_path(LOG_SUFFIX), position, "a readable batch", content)

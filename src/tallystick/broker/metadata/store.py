@@ -122,7 +122,7 @@ class MetadataStore:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             # Exclusive access: no shared-memory file beside the write-ahead log.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._check(may_create=may_create)
+            _check_file(self._db, path, may_create=may_create)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA foreign_keys = ON")
@@ -135,17 +135,6 @@ class MetadataStore:
             is_damaged = _get_sqlite_error_code(exc) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
             remedy = ". Restore it from a backup" if is_damaged else ""
             raise MetadataUnusable(f"{path}: {exc}{remedy}") from exc
-
-    def _check(self, *, may_create: bool) -> None:
-        """Refuse what is not the file that it was, before anything is written to it."""
-        if not may_create and self._db.execute("PRAGMA user_version").fetchone() == (0,):
-            raise MetadataUnusable(
-                f"{self._path}: has no tables, and partitions lie beside it: it was emptied, or is another"
-                " file. Nothing was changed. Restore it from a backup"
-            )
-        (damage,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
-        if damage != "ok":
-            raise MetadataUnusable(f"{self._path}: {damage}. Nothing was changed. Restore it from a backup")
 
     def _prepare(self, cluster_id: str) -> None:
         (stored_format,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -327,6 +316,18 @@ class MetadataStore:
     def close(self) -> None:
         with closing(self._db):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _check_file(db: sqlite3.Connection, path: Path, *, may_create: bool) -> None:
+    """Refuse what is not the file that it was, before anything is written to it. Raises: MetadataUnusable."""
+    if not may_create and db.execute("PRAGMA user_version").fetchone() == (0,):
+        raise MetadataUnusable(
+            f"{path}: has no tables, and partitions lie beside it: it was emptied, or is another file."
+            " Nothing was changed. Restore it from a backup"
+        )
+    (damage,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if damage != "ok":
+        raise MetadataUnusable(f"{path}: {damage}. Nothing was changed. Restore it from a backup")
 
 
 def _close_to_others(path: Path) -> None:

@@ -198,39 +198,11 @@ class DataDirectory:
                 "the disk has no room for log.reserve.bytes, so producers are refused; free space on it"
             )
         try:
-            store = self._open_metadata(self._path / FILE_NAME)
+            store = _open_metadata(self._path / FILE_NAME, self._disk, self._log_dir, self._reserve)
         except TallystickError:
             self._log_dir.close_without_sync()
             raise
         self._syncer.start()
-        return store
-
-    def _open_metadata(self, file: Path) -> MetadataStore:
-        """Open the metadata that these partitions were written under. Raises: DataDirectoryUnusable."""
-        cluster_id, partitions = self._log_dir.meta.cluster_id, self._log_dir.list_partitions()
-        if partitions and not self._disk.fs.exists(str(file)):
-            raise DataDirectoryUnusable(
-                f"{file} is missing, but there are {len(partitions)} partitions, {partitions[0]} first;"
-                " nothing was changed. Restore the file from a backup",
-            )
-        store = self._disk.open_metadata(
-            file,
-            cluster_id,
-            lambda: self._reserve.ensure_free(_METADATA_BYTES),
-            may_create=not partitions,
-        )
-        if store.load_cluster_id() != cluster_id:
-            raise DataDirectoryUnusable(
-                f"{file} belongs to cluster {store.load_cluster_id()}, but meta.properties beside it to"
-                f" {cluster_id}; nothing was changed. Restore the two files from one backup"
-            )
-        # A topic is stored before its directories are made, and forgotten after they are gone.
-        topics = {topic.name for topic in (*store.load_topics(), *store.load_deleted_topics())}
-        if partitions and not any(partition.topic in topics for partition in partitions):
-            raise DataDirectoryUnusable(
-                f"{file} names none of the {len(partitions)} partitions beside it, {partitions[0]} first: it"
-                " is older, or another broker's; nothing was changed. Restore theirs from a backup"
-            )
         return store
 
     def open_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition:
@@ -407,6 +379,37 @@ class DataDirectory:
             self._log_dir.close()
         else:
             self._log_dir.close_without_sync()
+
+
+def _open_metadata(
+    file: Path, disk: StorageEnvironment, log_dir: LogDir, reserve: DiskReserve
+) -> MetadataStore:
+    """Open the metadata that these partitions were written under. Raises: DataDirectoryUnusable."""
+    cluster_id, partitions = log_dir.meta.cluster_id, log_dir.list_partitions()
+    if partitions and not disk.fs.exists(str(file)):
+        raise DataDirectoryUnusable(
+            f"{file} is missing, but there are {len(partitions)} partitions, {partitions[0]} first;"
+            " nothing was changed. Restore the file from a backup",
+        )
+    store = disk.open_metadata(
+        file,
+        cluster_id,
+        lambda: reserve.ensure_free(_METADATA_BYTES),
+        may_create=not partitions,
+    )
+    if store.load_cluster_id() != cluster_id:
+        raise DataDirectoryUnusable(
+            f"{file} belongs to cluster {store.load_cluster_id()}, but meta.properties beside it to"
+            f" {cluster_id}; nothing was changed. Restore the two files from one backup"
+        )
+    # A topic is stored before its directories are made, and forgotten after they are gone.
+    topics = {topic.name for topic in (*store.load_topics(), *store.load_deleted_topics())}
+    if partitions and not any(partition.topic in topics for partition in partitions):
+        raise DataDirectoryUnusable(
+            f"{file} names none of the {len(partitions)} partitions beside it, {partitions[0]} first: it"
+            " is older, or another broker's; nothing was changed. Restore theirs from a backup"
+        )
+    return store
 
 
 def _make_cleaning_config(config: BrokerConfig) -> CleaningConfig:

@@ -313,7 +313,7 @@ class SqlStore:
         self.allowed_risks = parse_allowed(allow_unsafe_durability)
         self._engine = derive_guarded_engine(engine)
         self._pool = PoolAcrossForks(get_engine(self._engine))
-        self._places = TablePlaces.of_engine(get_engine(engine), self._list_tables())
+        self._places = TablePlaces.of_engine(get_engine(engine), _list_tables(self))
         self._session_factory = session_factory
 
     @property
@@ -324,7 +324,7 @@ class SqlStore:
     def create(self) -> None:
         """Create the tables if missing. Raises: BadStore for tables of another version."""
         with self._connect() as connection:
-            call_with_connection(connection, sql_table.create_tables, self._list_tables(), self._places)
+            call_with_connection(connection, sql_table.create_tables, _list_tables(self), self._places)
             connection.commit()
 
     def claim(self, transactional_id: str) -> StoredState:
@@ -485,9 +485,6 @@ class SqlStore:
     def _lease_options(self) -> Mapping[str, Any]:
         return self._places.options(self.lease_table.leases)
 
-    def _list_tables(self) -> Sequence[Table]:
-        return self.tables.states, self.tables.offsets, self.lease_table.leases, self.keys.keys
-
     def _connect(self) -> Connection:
         """Return a connection of this process [DW-11]."""
         self._pool.check_process()
@@ -521,6 +518,10 @@ class SqlStore:
             if connection is not None:
                 connection.close()
             raise
+
+
+def _list_tables(store: "SqlStore") -> Sequence[Table]:
+    return store.tables.states, store.tables.offsets, store.lease_table.leases, store.keys.keys
 
 
 def _run_hooks(

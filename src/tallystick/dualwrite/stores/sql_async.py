@@ -321,7 +321,7 @@ class AsyncSqlStore:
         self.allowed_risks = parse_allowed(allow_unsafe_durability)
         self._engine = derive_guarded_engine_async(engine)
         self._pool = PoolAcrossForks(get_engine_async(self._engine))
-        self._places = TablePlaces.of_engine(get_engine_async(engine), self._list_tables())
+        self._places = TablePlaces.of_engine(get_engine_async(engine), _list_tables(self))
         self._session_factory = session_factory
 
     @property
@@ -333,7 +333,7 @@ class AsyncSqlStore:
         """Create the tables if missing. Raises: BadStore for tables of another version."""
         async with self._connect() as connection:
             await call_with_connection_async(
-                connection, sql_table.create_tables, self._list_tables(), self._places
+                connection, sql_table.create_tables, _list_tables(self), self._places
             )
             await connection.commit()
 
@@ -495,9 +495,6 @@ class AsyncSqlStore:
     def _lease_options(self) -> Mapping[str, Any]:
         return self._places.options(self.lease_table.leases)
 
-    def _list_tables(self) -> Sequence[Table]:
-        return self.tables.states, self.tables.offsets, self.lease_table.leases, self.keys.keys
-
     def _connect(self) -> AsyncConnection:
         """Return a connection of this process [DW-11]."""
         self._pool.check_process()
@@ -533,6 +530,10 @@ class AsyncSqlStore:
             if connection is not None:
                 await connection.close()
             raise
+
+
+def _list_tables(store: "AsyncSqlStore") -> Sequence[Table]:
+    return store.tables.states, store.tables.offsets, store.lease_table.leases, store.keys.keys
 
 
 async def _run_hooks(
