@@ -18,6 +18,7 @@ from tests.support.reading import committed_records
 from tallystick.admin.client import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.cli.main import main
+from tallystick.client.transactions import engine
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -131,8 +132,13 @@ def test_two_phase_commit_by_hand(broker: EmbeddedBroker, inside: Inside, topic:
 
 @pytest.mark.parametrize("given", [("--mode", "keep"), ("--mode", "resume")], ids=["keep", "resume"])
 def test_the_weaker_modes_say_what_they_do_not_promise(
-    broker: EmbeddedBroker, inside: Inside, caplog: pytest.LogCaptureFixture, given: tuple[str, ...]
+    broker: EmbeddedBroker,
+    inside: Inside,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, ...],
 ) -> None:
+    monkeypatch.setattr(engine, "_TOLD_MODES", set())  # each process says it once
     name = "-".join(given).strip("-")
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
         admin.create_topics([NewTopic(name=name, partitions=1)]).all()
