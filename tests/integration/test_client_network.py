@@ -209,7 +209,7 @@ def test_garbage_for_an_answer_ends_the_connection_and_never_the_client() -> Non
     async def main() -> None:
         broker = ScriptedBroker()
         async with broker:
-            cluster = Cluster(config(broker.address, request_timeout_ms=40, reconnect_backoff_ms=0))
+            cluster = Cluster(config(broker.address, request_timeout_ms=200, reconnect_backoff_ms=0))
             await cluster.start()
             kinds = set()
             for seed in range(150):

@@ -325,7 +325,7 @@ def test_a_database_that_lost_a_commit_is_refused(scene: Scene) -> None:
         url = f"/actions/resolve/{scene.name}?store={quote(scene.place.where)}"
         form = read_form((await operator.get(url)).text)
         assert form.action == ""
-        assert "lost a commit" in form.text
+        assert "lacks a commit: it lost one" in form.text
 
     scene.play(story)
 

@@ -140,7 +140,8 @@ class MetricsServer:
         try:
             answer = await self._build_response(reader, writer)
             if answer is not None:
-                writer.writelines(answer)
+                for part in answer:  # after `writelines` drain waits for nothing in CPython 3.12 and 3.13.0
+                    writer.write(part)
                 async with asyncio.timeout(self._patience_s):
                     await writer.drain()
                 transport.close()
