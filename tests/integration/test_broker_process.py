@@ -60,7 +60,13 @@ def read(servers: str, count: int) -> list[bytes]:
 def test_one_line_says_what_was_started_and_a_signal_ends_it_cleanly(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    process = broker_command("--data-dir", str(tmp_path), "--listen", "127.0.0.1:0", "-o", "flush.policy=os")
+    former = signal.signal(number, signal.SIG_DFL)  # under nohup the broker is told to outlive a terminal
+    try:
+        process = broker_command(
+            "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0", "-o", "flush.policy=os"
+        )
+    finally:
+        signal.signal(number, former)
     assert process.stdout is not None
     line = process.stdout.readline()
     found = re.fullmatch(
