@@ -199,7 +199,9 @@ def test_what_the_cluster_has_aborted_is_told_to_the_next_block(
     writer = ready_writer(world)
     fail_once(monkeypatch, DecisionExpired("it was aborted"))
     world.pay(writer, 1, "a")
-    with pytest.raises(NotRecovered, match=r"nothing of this block was begun.*the cluster has aborted it") as told:
+    with pytest.raises(
+        NotRecovered, match=r"nothing of this block was begun.*the cluster has aborted it"
+    ) as told:
         world.pay(writer, 2, "b")
     assert isinstance(told.value.__cause__, Torn)
     assert not writer.ready
