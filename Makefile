@@ -1,8 +1,7 @@
 # The two commands are `make run` and `make test`; the rest is for developers (CONTRIBUTING.md).
 # Logic lives in tools/*.py; a recipe here only says what is run.
 
-# The newest: what works only by what an older one's environments bring would go unseen.
-PYTHON ?= $(shell sh tools/newest_python.sh)
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
