@@ -149,10 +149,11 @@ class MetadataCache:
             self._pending_refresh = loop.create_future()
             if self._is_closed:
                 self._pending_refresh.set_result(Closed("the client was closed"))
+        refresh = self._pending_refresh  # an eager task begins at once, and takes it
         if not self._is_closed and (self._refresh_task is None or self._refresh_task.done()):
             # In a fresh context: the first caller's limits do not apply to the others.
             self._refresh_task = loop.create_task(self._run_refreshes(), context=Context())
-        return self._pending_refresh
+        return refresh
 
     def close(self) -> list["asyncio.Task[None]"]:
         """Cancel the refreshes; return the tasks to wait for."""
