@@ -91,6 +91,7 @@ def make_row(
         owner="owner",
         state=PreparedTxnState.of(state),
         settled=settled,
+        known=True,
         notes=True,
         cluster_id=CLUSTER,
         transaction_version=2,

@@ -86,8 +86,8 @@ def test_errors_say_what_happened_and_what_to_do() -> None:
     assert str(build_broker_error("InitProducerId", "pay-7", 53, "no WRITE")) == (
         "InitProducerId 'pay-7': TRANSACTIONAL_ID_AUTHORIZATION_FAILED (no WRITE): Write on the "
         "transactional id 'pay-7' is needed, with two-phase commit TwoPhaseCommit as well: tallystick acls "
-        "create --allow-principal User:NAME --operation Write --transactional-id pay-7; nothing happened; "
-        "trying again does not help until something is changed"
+        "create --allow-principal User:NAME --operation Write --transactional-id pay-7 (and --operation "
+        "TwoPhaseCommit); nothing happened; trying again does not help until something is changed"
     )
     assert str(TimedOut("max.block.ms", 5, "Metadata 'x'", "UNKNOWN")) == (
         "Metadata 'x': not within max.block.ms = 5 ms; the last attempt: UNKNOWN; nothing happened; try again"
