@@ -43,7 +43,7 @@ NAMES = ("alice", "alice", "bob", "", "\0", "a\0b", "a,=b", "zoë", "n" * 32_767
 ITERATIONS = (4096, 8192, 16_384, 4095, 16_385, 0, -1, 2**31 - 1, -(2**31))
 SALTS = (b"", b"salt", b"\0", b"0123456789abcdefghijklmno", b"\xff" * 500, bytes(SALT_BYTES_MAX))
 LONG_SALTS = (bytes(SALT_BYTES_MAX + 1), b"x" * 1_000_000)
-SECRETS = (b"salted", b"", bytes(64), b"\xff" * 10_000)
+SECRETS = (b"salted", b"", bytes(32), b"\xff" * 32, bytes(64), b"\x01" * 64, b"\xff" * 10_000)
 
 Credential = tuple[str, int]
 
@@ -98,7 +98,7 @@ def apply_to_model(
 ) -> dict[str, int]:
     """Return the code of each user, and make the changes of those without one.
 
-    Source: ScramControlManager; the length of a salt is a rule of ours.
+    Source: ScramControlManager; the lengths of a salt and a salted password are rules of ours.
     """
     changes = (*request.deletions, *request.upsertions)
     times = Counter(each.name for each in changes)
@@ -113,7 +113,11 @@ def apply_to_model(
         elif isinstance(each, ScramCredentialDeletion):
             known = model.pop((each.name, each.mechanism), None)
             codes[each.name] = E.NONE if known else E.RESOURCE_NOT_FOUND
-        elif not 4096 <= each.iterations <= 16_384 or len(each.salt) > SALT_BYTES_MAX:
+        elif (
+            not 4096 <= each.iterations <= 16_384
+            or not 0 < len(each.salt) <= SALT_BYTES_MAX
+            or len(each.salted_password) != MECHANISMS[each.mechanism].hash_bytes
+        ):
             codes[each.name] = E.UNACCEPTABLE_CREDENTIAL
         else:
             codes[each.name] = E.NONE
