@@ -185,6 +185,7 @@ async def test_directories_of_another_topic_keep_a_name_from_being_used() -> Non
     """Else it would be in the metadata, and its directories would keep the next start from succeeding."""
     _, disk = failing_disk()
     async with memory_broker(disk) as desk:
+        await make(desk, "others", 1)  # metadata that name no directory are refused
         await make(desk, "orders", 1)
         write(desk, "orders", b"kept")
         topic = desk.broker.topics.find("orders")

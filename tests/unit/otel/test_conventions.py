@@ -24,10 +24,10 @@ from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.producer.metrics import ProducerMetrics
 from tallystick.dualwrite import AsyncDeltaStore, DeltaStore, RocksStore, SqlStore
 from tallystick.dualwrite.blocking.leased_store import LeasedStore
-from tallystick.dualwrite.errors import Outcome, Torn, WriteInDoubt
+from tallystick.dualwrite.errors import Outcome, Torn
 from tallystick.dualwrite.tracing import get_database_system
 from tallystick.kernel.errors import InDoubt
-from tallystick.otel.conventions import LINKS_MAX, TraceOutcome, judge_block, judge_unit, name_span
+from tallystick.otel.conventions import LINKS_MAX, TraceOutcome, judge_block, name_span
 from tallystick.otel.metrics import list_producer_names
 from tallystick.otel.propagation import has_context, list_links, read_context, read_span_context
 from tallystick.otel.spans import AttachedContext, SpanScope, SpanStarter
@@ -58,17 +58,6 @@ def test_a_block_that_has_begun_has_the_outcome_of_its_writer(value: Outcome, ex
     assert judge_block(None, value, has_begun=True) is expected
     assert judge_block(ValueError("no"), value, has_begun=True) is expected
     assert judge_block(Torn("differ"), value, has_begun=True) is TraceOutcome.TORN
-
-
-def test_a_unit_has_the_outcome_that_its_caller_learns() -> None:
-    resolved = WriteInDoubt("lost", {})
-    resolved.set_outcome(Outcome.COMMITTED)
-    assert judge_unit(None) is TraceOutcome.COMMITTED
-    assert judge_unit(ValueError("no")) is TraceOutcome.ABORTED
-    assert judge_unit(InDoubt("lost")) is TraceOutcome.IN_DOUBT
-    assert judge_unit(WriteInDoubt("lost", {})) is TraceOutcome.IN_DOUBT
-    assert judge_unit(resolved) is TraceOutcome.COMMITTED
-    assert judge_unit(Torn("differ")) is TraceOutcome.TORN
 
 
 def test_a_span_is_named_by_its_operation_and_destination() -> None:
