@@ -115,7 +115,7 @@ def test_an_upload_that_is_given_up_makes_no_object(place: DeltaS3Place) -> None
         ("AWS_S3_LOCKING_PROVIDER", "dynamodb", "two drivers may both decide"),
         ("aws_secret_acces_key", "x", "'aws_secret_acces_key' is not valid for store 'S3'"),
         ("aws_iam_role_arn", "x", "do not suit obstore, which writes the data files"),
-        ("retry_timeout", "soon", "'soon' is no duration, such as 30s"),
+        ("retry_timeout", "soon", r"retry_timeout \[hidden\] is no duration, such as 30s"),
         ("certificate_path", "/none.pem", "No such file"),
     ],
 )

@@ -89,9 +89,9 @@ def test_seeds_agree(wait: Wait) -> None:
 class RecordsLate(AsyncDualWriteSession[SimTransaction]):
     """Kafka's half is committed before the database has recorded anything."""
 
-    async def commit(self, txn: SimTransaction, *, wait_visible: bool = False) -> None:
+    async def commit(self, txn: SimTransaction, **options: Any) -> None:
         self.life.state = WriterState.UNSETTLED
-        rows = await self._prepare(txn)
+        rows = await self._prepare(txn, None, "")
         await self._kafka.commit()
         await self._steps.run("commit database", "", txn.commit)
         for branch, row in rows:

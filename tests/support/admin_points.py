@@ -67,7 +67,9 @@ class FailingMachine(BrokerMachine):
         if image is not None:
             self._store = FailingStore(self.calls, image.cluster_id, image.metadata)
 
-    def _metadata(self, path: Path, cluster_id: str, make_room: Callable[[], None]) -> MetadataStore:
+    def _metadata(
+        self, path: Path, cluster_id: str, make_room: Callable[[], None], *, may_create: bool
+    ) -> MetadataStore:
         if self._store is None:
             self._store = FailingStore(self.calls, cluster_id)
             self.fs.open_append(str(path)).sync()

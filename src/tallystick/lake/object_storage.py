@@ -197,7 +197,7 @@ def _split_options(options: Mapping[str, str]) -> dict[str, Any]:
         elif short == "max_retries":
             retries[short] = int(text)
         elif short == "retry_timeout":
-            retries[short] = _parse_duration(text)
+            retries[short] = _parse_duration(name, text)
         elif not short.endswith(_LOG_OPTIONS) and not short.startswith("backoff_config."):
             store[name] = text
     return {
@@ -215,10 +215,10 @@ def _shorten(name: str) -> str:
     return short
 
 
-def _parse_duration(text: str) -> timedelta:
+def _parse_duration(name: str, text: str) -> timedelta:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no duration, such as 30s")
+        raise ValueError(f"{name} {text!r} is no duration, such as 30s")
     return timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
 
 

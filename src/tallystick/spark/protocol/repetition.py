@@ -150,7 +150,8 @@ def _judge_changed_rows(
         )
     if rules.on_changed_rows is ChangedRows.FAIL:
         return CheckpointsDiffer(
-            f"{refusal}{_CAUSES}. onChangedRows=compare-offsets, the default, lets what was decided stand"
+            f"{refusal}Either {_CAUSES}. onChangedRows=compare-offsets, the default, lets what was decided "
+            "stand where the sources' offsets are the same"
         )
     is_same_batch = were is not None and offsets is not None and not _has_counts(offsets)
     if rules.on_changed_rows is ChangedRows.SKIP or is_same_batch:
