@@ -20,7 +20,6 @@ unexport PYTHONDONTWRITEBYTECODE
 LEFT_TO_FULL := tests/crash/test_spark_torture.py tests/crash/test_spark_cluster.py tests/crash/test_spark_database.py \
 	tests/crash/test_spark_on_kafka.py tests/interop/java tests/interop/failover \
 	tests/interop/security tests/interop/modes/test_interop_resume.py tests/interop/kafka_tools/test_interop_dump_log.py \
-	tests/integration/test_spark_class_archive.py \
 	tests/integration/test_spark_connect.py tests/integration/test_spark_connect_foreach.py \
 	tests/integration/test_spark_own_source.py tests/integration/test_spark_differences.py \
 	tests/integration/test_spark_moving.py tests/integration/test_spark_versions.py tests/integration/test_spark_hdfs.py tests/integration/test_spark_submit.py \
@@ -46,11 +45,11 @@ run: $(READY) ## 336,776 flights through a Spark pipeline whose parts are killed
 	@$(BIN)/tallystick demo
 
 test: $(READY) ## everything a change must pass
-	@$(BIN)/python -m tools.gate --docs --beside $(BIN)/python -m tallystick.spark.class_archive
+	@$(BIN)/python -m tools.gate --docs --beside $(BIN)/python -m tests.support.class_archive
 	@$(SETS) HYPOTHESIS_PROFILE=gate $(BIN)/python -m pytest $(FOUR) --dist loadfile $(FIXED) $(addprefix --ignore=,$(LEFT_TO_FULL))
 
 test-full: $(READY) ## everything there is, in a random order with random examples: hours
-	@$(BIN)/python -m tools.gate --docs --beside $(BIN)/python -m tallystick.spark.class_archive
+	@$(BIN)/python -m tools.gate --docs --beside $(BIN)/python -m tests.support.class_archive
 	@$(BIN)/python -m tools.dist --wheels
 	@$(BIN)/python -m tools.mutate
 	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -o timeout=3600 $(TWO) --dist loadfile $(if $(SEED),--randomly-seed=$(SEED))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 from tests.support import servers
 from tests.support.broker_forks import BrokerForks
+from tests.support.jvm_options import list_jvm_options
 from tests.support.plain_logs import keep_formats_of_handlers
 from tests.support.sharing import SlowFilesFirst
 
@@ -36,8 +37,11 @@ settings.register_profile("gate", max_examples=20, derandomize=True, database=No
 settings.register_profile("full", max_examples=100, database=_KEPT, print_blob=True, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
-# Of the Javas that Spark starts: a test's is over before it would have gained from more.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+# Of the Javas and the Pythons that Spark starts.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", list_jvm_options())
+os.environ.setdefault("TALLYSTICK_WORKER_PYTHON", sys.executable)
+os.environ.setdefault("PYSPARK_PYTHON", str(Path(__file__).parent / "support" / "worker_python"))
+os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
 
 # What is loaded stays: to look through it for garbage time and again is a tenth of the quick loop.
 gc.disable()

@@ -37,7 +37,6 @@ from tallystick.spark import sink, source
 from tallystick.spark.files.served import FilesAddress, use_served_files
 from tallystick.spark.options.source_options import parse_source_options
 from tallystick.spark.runtime.versions import SparkFeature, check_feature
-from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
 
 NAME: Final = "tallystick"
 
@@ -87,21 +86,15 @@ class KafkaDataSource(DataSource):
         types: Mapping[str, DataType] = {}
         if options.formats.changes_columns:  # the libraries are loaded for such queries alone
             types = source.decoding.resolve_column_types(options)
-        columns = build_spark_schema(headers=options.include_headers, types=types)
-        freeze_loaded_modules()
-        return columns
+        return build_spark_schema(headers=options.include_headers, types=types)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        reader = source.batch_reader.BatchReader(self.options, schema)
-        freeze_loaded_modules()
-        return reader
+        return source.batch_reader.BatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 -- Spark's name
         check_feature(SparkFeature.STREAM_READ, pyspark.__version__)
         use_served_files(self.files_address)  # not the reader's, which goes to the tasks
-        reader = source.stream_reader.StreamReader(self.options, schema=schema)
-        freeze_loaded_modules()
-        return reader
+        return source.stream_reader.StreamReader(self.options, schema=schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         check_feature(SparkFeature.BATCH_WRITE, pyspark.__version__)

@@ -7,7 +7,6 @@ import pyspark
 import tallystick.spark as lazy
 from tallystick.spark.files.hadoop import HadoopSystem
 from tallystick.spark.files.served import serve
-from tallystick.spark.runtime import session_advice
 from tallystick.spark.runtime.versions import SparkFeature, check_feature
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ def register(spark: "SparkSession") -> None:
     This process then reads and writes the notes in a query's checkpoint for Spark's Python workers on this
     host, on the loopback address: only it has a way to Spark's file systems. Connect has none.
 
-    Logs a warning, once, if rows reach Python workers over TCP.
-
     Raises: UnsupportedSpark, before PySpark 4.0.
     """
     check_feature(SparkFeature.BATCH_READ, pyspark.__version__)
@@ -32,4 +29,3 @@ def register(spark: "SparkSession") -> None:
         address = serve(HadoopSystem(spark))
         source = type(source.__name__, (source,), {"files_address": address, "__module__": __name__})
     spark.dataSource.register(source)
-    session_advice.advise(spark)

@@ -9,11 +9,9 @@ from typing import Final
 import pyspark
 from pyspark.sql import SparkSession
 
-from tallystick.spark.class_archive import find_class_archive, list_jvm_options
 from tallystick.spark.registration import register
 from tallystick.spark.runtime.java import find_java_home
 from tallystick.spark.runtime.versions import SparkFeature, find_checkpoint_manager, has_feature
-from tallystick.spark.worker_python import find_worker_python
 
 FAST_START_JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """JVM options for a fast start rather than speed later, for a demo and for tests."""
@@ -23,9 +21,6 @@ FAST_START_JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _LOCAL_CHECKPOINTS: Final = {
     "spark.sql.streaming.checkpointFileManagerClass": find_checkpoint_manager(pyspark.__version__)
 }
-
-# Spark puts them before the user's `extraJavaOptions`.
-_JAVA_OPTIONS: Final = ("spark.driver.defaultJavaOptions", "spark.executor.defaultJavaOptions")
 
 
 def spark_session(
@@ -39,9 +34,8 @@ def spark_session(
 
     Before PySpark 4.0 there is no `format` to register, and only `foreach_batch` can be used.
 
-    Spark listens on the loopback address only and keeps its files in `work_dir`. With a local master
-    (`local[...]`, `local-cluster[...]`) its JVMs use the class archive, if that was made, and its Python
-    workers use the installed PySpark.
+    Spark listens on the loopback address only and keeps its files in `work_dir`. Its Python workers run this
+    Python, unless PYSPARK_PYTHON names another.
 
     Args:
         name: the application's name in Spark's logs.
@@ -53,15 +47,12 @@ def spark_session(
     # Read by the JVM that PySpark starts, and by the workers that the JVM starts.
     os.environ["JAVA_HOME"] = str(find_java_home())
     is_local = master.startswith("local")
-    python = find_worker_python() if is_local else sys.executable
     # PYSPARK_DRIVER_PYTHON is for the workers of the driver itself.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
+    for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        os.environ.setdefault(variable, sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master)
-    archive_options = list_jvm_options(find_class_archive()) if is_local else ""
-    java_options = dict.fromkeys(_JAVA_OPTIONS, archive_options) if archive_options else {}
-    own = _list_default_settings(Path(work_dir).absolute())
-    ours = {**own, **java_options, **(_LOCAL_CHECKPOINTS if is_local else {})}
+    ours = {**_list_default_settings(Path(work_dir).absolute()), **(_LOCAL_CHECKPOINTS if is_local else {})}
     for key, value in {**ours, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()

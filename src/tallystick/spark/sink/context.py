@@ -37,7 +37,6 @@ from tallystick.spark.protocol.decide import (
 from tallystick.spark.protocol.errors import SinkError
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
-from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
 from tallystick.spark.sink.next_producer import NextProducer
 from tallystick.spark.sink.worker_ids import WorkerIdPool, draw_name
 from tallystick.spark.sink.worker_names import acquire_name
@@ -261,5 +260,4 @@ def get_sink_context(options: SinkOptions, make: OpenContext = SinkContext) -> S
     _CONTEXTS[key] = context
     for oldest in list(_CONTEXTS)[:-_CONTEXTS_MAX]:
         _CONTEXTS.pop(oldest, None)
-    freeze_loaded_modules()
     return context

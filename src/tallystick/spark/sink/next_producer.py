@@ -15,6 +15,7 @@ Source: docs/adr/0056.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -26,13 +27,17 @@ from tallystick.client.blocking.producer import Producer, connect
 from tallystick.kernel.value import Value
 from tallystick.spark.protocol.committable import BatchLease
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
-from tallystick.spark.runtime.worker_gc import is_reused_worker
 from tallystick.spark.sink.worker_ids import WorkerIdPool
 
 _log = logging.getLogger("tallystick.spark")
 
 AGE_S_MAX: Final = 600.0
 """The cluster forgets ids that are not used for days; connections are closed when idle for minutes."""
+
+
+def is_reused_worker() -> bool:
+    """Return whether this is a Python worker that Spark gives one task after another."""
+    return bool(os.environ.get("SPARK_REUSE_WORKER"))  # PySpark 4.3 daemon.py, `manager`
 
 
 class OpenedProducer(Value, kw_only=True):

@@ -26,7 +26,6 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.spark import source
 from tallystick.spark.options.source_options import SourceOptions
 from tallystick.spark.protocol.offsets import OffsetRange
-from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
 from tallystick.spark.source.planner import LogEnds, SourceDataLoss, SourcePlanner
 from tallystick.spark.source.timestamps import find_unfit_times
 from tallystick.spark.source.topics_seen import AWAY_MS_MAX
@@ -103,7 +102,6 @@ def read_range(
             else:
                 yield to_source_rows(records, schema)
         consumer.assign([])
-        freeze_loaded_modules()
     except BaseException:
         # Also when Spark stops reading half-way: records in flight must not reach the next task.
         _discard_consumer(options.client)
