@@ -16,7 +16,6 @@ import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceReader
-
 from tests.support.jvm_options import ARCHIVE, FAST_START, QUIET
 
 from tallystick.spark.session import spark_session

@@ -22,7 +22,6 @@ from tallystick.pipeline.demo.postgres import TemporaryPostgres
 from tallystick.pipeline.demo.processes import PipelineProcess
 from tallystick.pipeline.demo.verification import ContentCheck, check_lake_table, check_table, check_topics
 
-
 _CRASH_CLOCK_OUTPUT: Final = "by_flight"
 _POLL_S: Final = 0.02
 _FAILURES_MAX: Final = 3
