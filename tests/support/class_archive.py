@@ -1,8 +1,8 @@
 """Archive of Spark's classes, with which the JVMs that tests start need a third less processor time.
 
-Each JVM that runs Spark reads, parses and verifies some 20,000 classes from jars. HotSpot maps them from an
-archive that such a JVM has written at its exit (`-XX:ArchiveClassesAtExit`, JEP 350), and ignores one of other
-jars or of another Java. `python -m tests.support.class_archive` writes it, in half a minute: 170 MB.
+Each JVM that runs Spark reads, parses and verifies some 20,000 classes from jars. HotSpot maps them from
+an archive that such a JVM has written at its exit (`-XX:ArchiveClassesAtExit`, JEP 350), and ignores one of
+other jars or of another Java. `python -m tests.support.class_archive` writes it, in half a minute: 170 MB.
 """
 
 import os
