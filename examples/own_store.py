@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tallystick.dualwrite import CommitUnknown
-from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
+from tallystick.dualwrite.rules.model import TABLE, StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.stores.base import check_record
 
 

@@ -49,12 +49,6 @@ TWINS: Final = (
         texts={"Belongs to the event loop it is first used on.": "Safe to share between threads."},
     ),
     Twin(
-        source="dualwrite/aio/attempts.py",
-        target="dualwrite/blocking/attempts.py",
-        texts={"import asyncio": "import time", "asyncio.sleep": "time.sleep"},
-    ),
-    Twin(source="dualwrite/aio/cluster_views.py", target="dualwrite/blocking/cluster_views.py"),
-    Twin(
         source="dualwrite/aio/consume.py",
         target="dualwrite/blocking/consume.py",
         texts={
@@ -64,9 +58,8 @@ TWINS: Final = (
             "used by one task": "used by one thread",
         },
     ),
-    Twin(source="dualwrite/aio/kafka_half.py", target="dualwrite/blocking/kafka_half.py"),
+    Twin(source="dualwrite/aio/halves.py", target="dualwrite/blocking/halves.py"),
     Twin(source="dualwrite/aio/key_check.py", target="dualwrite/blocking/key_check.py"),
-    Twin(source="dualwrite/aio/leased_store.py", target="dualwrite/blocking/leased_store.py"),
     Twin(
         source="dualwrite/aio/leases.py",
         target="dualwrite/blocking/leases.py",
@@ -87,7 +80,6 @@ TWINS: Final = (
     ),
     Twin(source="dualwrite/aio/recovery_recipe.py", target="dualwrite/blocking/recovery_recipe.py"),
     Twin(source="dualwrite/aio/session.py", target="dualwrite/blocking/session.py"),
-    Twin(source="dualwrite/aio/store_client.py", target="dualwrite/blocking/store_client.py"),
     Twin(
         source="dualwrite/aio/writer.py",
         target="dualwrite/blocking/writer.py",

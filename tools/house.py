@@ -71,17 +71,17 @@ def find_circle(source: Path) -> str:
 
 
 def _list_imports(path: Path, modules: Collection[str]) -> set[str]:
-    imported: set[str] = set()
+    names: set[str] = set()
     tree = ast.parse(path.read_text())
     # A package names its modules for type checkers, and loads them when they are used.
     for node in tree.body if path.name == "__init__.py" else ast.walk(tree):
         if isinstance(node, ast.Import):
-            imported.update(alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
-                imported.add(submodule if submodule in modules else node.module)
-    return {name for name in imported if name in modules}
+                names.add(submodule if submodule in modules else node.module)
+    return {name for name in names if name in modules}
 
 
 if __name__ == "__main__":

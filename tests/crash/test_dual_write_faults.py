@@ -22,7 +22,7 @@ from tests.support.effort import LONG
 from tests.support.servers import PostgreSQL, running
 
 from tallystick.dualwrite import DualWriter, Fenced, Finding, NotRecovered, Report, SqlStore
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
 from tallystick.testing import EmbeddedBroker, eventually

@@ -16,9 +16,9 @@ from tests.support.dual_world import MakeWorld, World, worlds
 
 from tallystick import Admin, Consumer, Producer, aio
 from tallystick.dualwrite import CommitUnknown, DualWriter, Lease, WriteInDoubt, WriterPool
+from tallystick.dualwrite.block.transaction import DatabaseHalf
 from tallystick.dualwrite.blocking.writer import Transaction
 from tallystick.dualwrite.stores.sql import SqlTransaction
-from tallystick.dualwrite.transaction import DatabaseHalf
 from tallystick.metrics import ClientMetrics
 from tallystick.testing import EmbeddedBroker, eventually
 

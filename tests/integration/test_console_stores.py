@@ -21,7 +21,7 @@ from tallystick.console.collect.sql_rows import open_sql_rows
 from tallystick.console.collect.store_reader import NotRead, StoreAddress, StoreReader
 from tallystick.console.snapshot import StoreFacts
 from tallystick.dualwrite import RocksStore, SqlStore
-from tallystick.dualwrite.rules.lease_rules import LeaseRow, LeaseTaking
+from tallystick.dualwrite.rules.leases import LeaseRow, LeaseTaking
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace

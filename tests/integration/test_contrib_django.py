@@ -30,8 +30,8 @@ from tallystick.dualwrite import (
     WriteInDoubt,
     WriterPool,
 )
+from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.contrib.django import DualWriteBlock, current_part, dual_write_atomic
-from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server

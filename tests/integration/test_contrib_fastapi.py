@@ -29,6 +29,7 @@ from tallystick.dualwrite import (
     WriterPool,
     aio,
 )
+from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.contrib.fastapi import (
     NOT_DONE_TEXT,
     UNKNOWN_TEXT,
@@ -37,7 +38,6 @@ from tallystick.dualwrite.contrib.fastapi import (
     recover_and_close,
     transaction_of,
 )
-from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server

@@ -16,7 +16,7 @@ from tests.support.recorded_dual_write import Costs, Recorder, record_broker
 from tests.support.servers import PostgreSQL
 
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.dualwrite.recipes import Wait
+from tallystick.dualwrite.block.steps import Wait
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server

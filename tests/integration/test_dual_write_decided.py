@@ -30,7 +30,7 @@ from tallystick.dualwrite import (
     WriterPool,
     aio,
 )
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.kernel.errors import Effect
 from tallystick.testing import EmbeddedBroker, eventually
 

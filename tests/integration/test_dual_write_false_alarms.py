@@ -13,7 +13,7 @@ from sqlalchemy.pool import NullPool
 from tests.support.dual_world import Crash, Crashed, MakeWorld, World, worlds
 
 from tallystick.dualwrite import DatabaseBehind, DualWriter, Fenced, SqlStore
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import TallystickError
 from tallystick.kernel.value import replace

@@ -14,7 +14,7 @@ from tests.support.interrupts import Strike, TimeIsUp
 from tests.support.raw_producer import committed_values
 
 from tallystick.dualwrite import DualWriter
-from tallystick.dualwrite.recipes import Wait
+from tallystick.dualwrite.block.steps import Wait
 from tallystick.errors import InDoubt
 from tallystick.testing import EmbeddedBroker, eventually
 

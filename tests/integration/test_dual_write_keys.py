@@ -30,7 +30,7 @@ from tallystick.dualwrite import (
     WriteInDoubt,
     WriterPool,
 )
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.testing import EmbeddedBroker, eventually
 

@@ -28,9 +28,8 @@ from tallystick.dualwrite import (
     WriterPool,
     aio,
 )
-from tallystick.dualwrite.recipes import RecipeStep
-from tallystick.dualwrite.stores.lake.store import UNKNOWN_MAX
-from tallystick.dualwrite.stores.lake.transaction import LakeTransaction
+from tallystick.dualwrite.block.steps import RecipeStep
+from tallystick.dualwrite.stores.lake.store import UNKNOWN_MAX, LakeTransaction
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake import delta
 from tallystick.lake.entries import CommitOutcome

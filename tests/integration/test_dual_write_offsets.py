@@ -16,8 +16,8 @@ from tests.support.raw_producer import make_topic
 import tallystick
 from tallystick import Consumer, Producer
 from tallystick.dualwrite import AsyncSqlStore, DualWriter, SqlStore, WriteInDoubt, aio, consume_into
+from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.errors import NotRecovered, Outcome
-from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker

@@ -32,7 +32,7 @@ from tallystick.dualwrite import (
     aio,
     consume_into,
 )
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.stores.sql_async import AsyncSqlStore, AsyncSqlTransaction
 from tallystick.errors import TallystickError
 from tallystick.testing import EmbeddedBroker, eventually

@@ -11,7 +11,7 @@ from tests.support.dual_world import Crash, Crashed, MakeWorld, World, worlds
 
 from tallystick.client.transactions.state import State
 from tallystick.dualwrite import DualWriter, Fenced, SqlStore
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
 from tallystick.kernel.value import replace

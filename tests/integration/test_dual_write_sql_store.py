@@ -15,7 +15,7 @@ from tests.support.servers import MariaDB, PostgreSQL
 
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite import BadRow, BadStore, CommitUnknown, NotYours, SqlStore, UnsafeStore
-from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.dualwrite.stores.durability import DURABILITY_SETTINGS, DurabilitySetting, parse_allowed
 from tallystick.dualwrite.stores.sql_table import check_durability_answers, durability_queries

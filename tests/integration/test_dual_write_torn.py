@@ -21,7 +21,7 @@ from tallystick.dualwrite import (
     WriterPool,
     aio,
 )
-from tallystick.dualwrite.recipes import RecipeStep, Wait
+from tallystick.dualwrite.block.steps import RecipeStep, Wait
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server

@@ -10,7 +10,7 @@ from sqlalchemy.pool import NullPool
 from tests.support.dual_world import NOTING, Crash, Crashed, MakeWorld, World, worlds
 
 from tallystick.dualwrite import DatabaseBehind, DualWriter, SqlStore
-from tallystick.dualwrite.blocking.cluster_views import ClusterViews
+from tallystick.dualwrite.blocking.halves import ClusterViews
 from tallystick.dualwrite.rules.recovery import ClusterHalf, Finding, Verdict
 from tallystick.testing import EmbeddedBroker
 

@@ -27,10 +27,9 @@ from tallystick.dualwrite import (
     NotCommitted,
     NotYours,
 )
-from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.stores.lake.idle_entries import IDLE_MS
-from tallystick.dualwrite.stores.lake.store import ATTEMPTS_MAX, UNKNOWN_MAX
-from tallystick.dualwrite.stores.lake.transaction import LakeTransaction
+from tallystick.dualwrite.rules.model import StoredState
+from tallystick.dualwrite.stores.lake.model import IDLE_MS
+from tallystick.dualwrite.stores.lake.store import ATTEMPTS_MAX, UNKNOWN_MAX, LakeTransaction
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
 from tallystick.lake import delta

@@ -25,7 +25,7 @@ from tests.support.raw_producer import committed_values
 from tests.support.servers import MARIADB_LOCK_WAITS, MariaDB, PostgreSQL
 
 from tallystick.dualwrite import Lease, SqlStore, WriterPool
-from tallystick.dualwrite.recipes import RecipeStep, Wait
+from tallystick.dualwrite.block.steps import RecipeStep, Wait
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
 from tallystick.testing import EmbeddedBroker, eventually

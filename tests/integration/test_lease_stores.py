@@ -15,7 +15,7 @@ from tests.support.dual_write_stores import ASYNC, Place
 
 from tallystick.client.errors import NotSupported
 from tallystick.dualwrite import AsyncSqlStore, BadStore, Lease, LeaseLost, RocksStore, SqlStore, WriterPool
-from tallystick.dualwrite.rules.lease_rules import LeaseRow, LeaseState, LeaseTaking, choose_leases
+from tallystick.dualwrite.rules.leases import LeaseRow, LeaseState, LeaseTaking, choose_leases
 from tallystick.kernel.value import replace
 from tallystick.testing.store_suite import CallRunner
 

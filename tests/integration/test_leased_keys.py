@@ -14,7 +14,7 @@ from tests.support.dual_world import World, worlds
 
 from tallystick.client.errors import NotSupported
 from tallystick.dualwrite import AsyncSqlStore, IdempotencyKey, Lease, SqlStore, WriterPool, aio
-from tallystick.dualwrite.blocking.leased_store import LeasedStore
+from tallystick.dualwrite.blocking.leases import LeasedStore
 from tallystick.dualwrite.contrib import celery as contrib_celery
 from tallystick.dualwrite.contrib.celery import DualWriteTask
 from tallystick.dualwrite.rules.idempotency import check_keys_supported

@@ -36,12 +36,12 @@ from tallystick.dualwrite import (
     WriterPool,
     aio,
 )
+from tallystick.dualwrite.block.life import WriterState
+from tallystick.dualwrite.block.steps import StepCallback
 from tallystick.dualwrite.blocking import leases
 from tallystick.dualwrite.blocking.leases import LeaseKeeper
-from tallystick.dualwrite.pool_rules import start_background
-from tallystick.dualwrite.recipes import StepCallback
+from tallystick.dualwrite.rules.pooling import start_background
 from tallystick.dualwrite.stores.sql import SqlTransaction
-from tallystick.dualwrite.writer_life import WriterState
 from tallystick.errors import TallystickError
 from tallystick.testing import EmbeddedBroker, eventually
 

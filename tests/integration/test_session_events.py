@@ -24,7 +24,7 @@ from tallystick.dualwrite import (
     WriterPool,
     aio,
 )
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server

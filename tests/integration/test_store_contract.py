@@ -26,7 +26,7 @@ from tallystick.dualwrite import (
     RocksStore,
     ZooKeeperStore,
 )
-from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.lake import delta
 from tallystick.lake.names import parse_table_url
 from tallystick.testing.store_suite import CallRunner, StoreSuite

@@ -22,8 +22,8 @@ from tests.support.servers import PostgreSQL
 
 from tallystick import PreparedTxnState
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours, UnsafeStore
-from tallystick.dualwrite.model import TABLE
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
+from tallystick.dualwrite.rules.model import TABLE
 from tallystick.dualwrite.stores import django as module
 from tallystick.dualwrite.stores.django import DjangoStore
 from tallystick.dualwrite.stores.sql_table import DualWriteTables

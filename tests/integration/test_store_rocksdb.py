@@ -11,7 +11,7 @@ from rocksdict import AccessType, DbClosedError, Options, Rdict
 
 from tallystick import PreparedTxnState
 from tallystick.dualwrite.errors import BadRow, BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
-from tallystick.dualwrite.model import TABLE
+from tallystick.dualwrite.rules.model import TABLE
 from tallystick.dualwrite.stores.rocksdb import RocksStore
 from tallystick.kernel.value import replace
 

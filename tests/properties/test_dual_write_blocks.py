@@ -30,10 +30,10 @@ from tests.support.random_blocks import (
 )
 
 from tallystick.dualwrite import AsyncSqlStore, SqlStore, aio
+from tallystick.dualwrite.block.offsets import OffsetsOfBlock
+from tallystick.dualwrite.block.steps import AsyncStepRunner, StepRunner
+from tallystick.dualwrite.block.transaction import flush_rows, flush_rows_async
 from tallystick.dualwrite.blocking.writer import Transaction
-from tallystick.dualwrite.offsets import OffsetsOfBlock
-from tallystick.dualwrite.recipes import AsyncStepRunner, StepRunner
-from tallystick.dualwrite.transaction import flush_rows, flush_rows_async
 
 
 class Sent:

@@ -23,12 +23,12 @@ from harness.sim.actors.product_clients import ProductProducer
 from harness.sim.faults import FaultPlan, draw_faults
 from harness.sim.simulation import Simulation, SimulationResult
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession
-from tallystick.dualwrite.branch import ClusterBranch
+from tallystick.dualwrite.block.branch import ClusterBranch
+from tallystick.dualwrite.block.life import WriterState
+from tallystick.dualwrite.block.steps import Wait
 from tallystick.dualwrite.errors import CommitUnknown, NotCommitted
-from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recipes import Wait
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import ClusterHalf, Finding
-from tallystick.dualwrite.writer_life import WriterState
 from tallystick.kernel.value import replace
 
 SEEDS = 3_000 if LONG else 40

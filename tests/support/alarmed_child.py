@@ -26,7 +26,7 @@ from sqlalchemy.pool import StaticPool
 from tests.support.raw_producer import committed_values, make_topic
 
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
 from tallystick.testing import EmbeddedBroker, eventually

@@ -18,8 +18,8 @@ from tallystick.console.snapshot import (
     TopicFacts,
     TransactionFacts,
 )
-from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.rules.lease_rules import LeaseRow
+from tallystick.dualwrite.rules.leases import LeaseRow
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import Decision, JobChecksums, Participant

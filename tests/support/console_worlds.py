@@ -33,7 +33,7 @@ from tallystick.console.snapshot import (
     TopicFacts,
     Volume,
 )
-from tallystick.dualwrite.rules.lease_rules import LeaseRow
+from tallystick.dualwrite.rules.leases import LeaseRow
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import Decision, JobChecksums, Participant, RowChecksum

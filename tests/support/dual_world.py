@@ -9,7 +9,7 @@ from sqlalchemy import Engine, PoolProxiedConnection, event, text
 from tests.support.raw_producer import committed_values, make_topic
 
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.dualwrite.recipes import RecipeStep, Wait
+from tallystick.dualwrite.block.steps import RecipeStep, Wait
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt
 from tallystick.testing import EmbeddedBroker, eventually

@@ -25,7 +25,7 @@ from tests.support.lake_effects import announce_effects
 from tests.support.servers import do_without_tls
 
 from tallystick.dualwrite import DualWriter, aio
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.protocol import compile as codecs
 
 

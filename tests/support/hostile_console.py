@@ -41,7 +41,7 @@ from tallystick.console.snapshot import (
     TopicFacts,
 )
 from tallystick.console.state import ConsoleState, advance
-from tallystick.dualwrite.rules.lease_rules import LeaseRow
+from tallystick.dualwrite.rules.leases import LeaseRow
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from tallystick.dualwrite import Lease, SqlStore, WriterPool
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.block.steps import RecipeStep
 
 
 def main(url: str, servers: str, topic: str, size: str, step_name: str = "", when: str = "") -> None:

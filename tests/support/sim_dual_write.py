@@ -17,9 +17,9 @@ from harness.sim.disk_image import PARTITIONS
 from harness.sim.simulation import Simulation
 from tallystick.client.errors import ClientError
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession, AsyncSessionFactories
+from tallystick.dualwrite.block.steps import AsyncStepRunner, RecipeStep, Wait
 from tallystick.dualwrite.errors import CommitUnknown, DualWriteError
-from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recipes import AsyncStepRunner, RecipeStep, Wait
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import Finding, Report
 from tallystick.dualwrite.stores.base import check_record
 from tallystick.errors import InDoubt

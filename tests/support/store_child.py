@@ -22,7 +22,7 @@ from tallystick.dualwrite import (
     ZooKeeperStore,
     aio,
 )
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.block.steps import RecipeStep
 
 TOPIC = "matrix"
 

@@ -28,7 +28,7 @@ from tools.servers.broker_process import BrokerProcess
 
 from tallystick import Producer
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.dualwrite.recipes import RecipeStep, Wait
+from tallystick.dualwrite.block.steps import RecipeStep, Wait
 
 BEGIN: Final = "<!-- dual write: begin (written by `make bench`) -->"
 END: Final = "<!-- dual write: end -->"

@@ -30,7 +30,7 @@ from tallystick.console.judge import (
     needs_judgement,
 )
 from tallystick.console.snapshot import NEVER_MS, PrefixFacts, Snapshot, StoreFacts
-from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import VERDICTS, ClusterHalf, compare_halves, to_txn_state
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value, replace

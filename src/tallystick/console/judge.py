@@ -33,8 +33,8 @@ from tallystick.console.commands import (
 )
 from tallystick.console.health import Health, Judgement, Limits
 from tallystick.console.snapshot import PrefixFacts, StoreFacts
-from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.rules.lease_rules import LeaseState
+from tallystick.dualwrite.rules.leases import LeaseState
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import Finding, Verdict
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value

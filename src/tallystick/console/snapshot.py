@@ -15,8 +15,8 @@ from typing import Final
 from tallystick.admin.model import GroupDescription, TransactionDescription
 from tallystick.admin.txn.hanging import HangingCase
 from tallystick.client.net.metadata import Node
-from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.rules.lease_rules import LeaseRow
+from tallystick.dualwrite.rules.leases import LeaseRow
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import MIB
 from tallystick.kernel.value import Value

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
         WriteInDoubt,
     )
     from tallystick.dualwrite.rules.idempotency import IdempotencyKey
-    from tallystick.dualwrite.rules.lease_rules import Lease
+    from tallystick.dualwrite.rules.leases import Lease
     from tallystick.dualwrite.rules.recovery import Finding, Report, Verdict
-    from tallystick.dualwrite.rules.retry_rules import Retry
+    from tallystick.dualwrite.rules.retries import Retry
     from tallystick.dualwrite.stores.django import DjangoStore
     from tallystick.dualwrite.stores.lake.store import DeltaStore
     from tallystick.dualwrite.stores.lake.store_async import AsyncDeltaStore
@@ -103,10 +103,10 @@ if not TYPE_CHECKING:
         ),
         "blocking.consume": "consume_into",
         "rules.idempotency": "IdempotencyKey",
-        "rules.lease_rules": "Lease",
+        "rules.leases": "Lease",
         "blocking.pool": "WriterPool",
         "rules.recovery": "Finding Report Verdict",
-        "rules.retry_rules": "Retry",
+        "rules.retries": "Retry",
         "stores.django": "DjangoStore",
         "stores.lake.store": "DeltaStore",
         "stores.lake.store_async": "AsyncDeltaStore",

@@ -5,12 +5,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from tallystick.admin.txn.completion import find_modes
-from tallystick.dualwrite.blocking.leased_store import LeasedStore
+from tallystick.dualwrite.blocking.leases import LeasedStore
 from tallystick.dualwrite.blocking.writer import DualWriter
 from tallystick.dualwrite.errors import Halted, Torn
-from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.pool_rules import describe_process
-from tallystick.dualwrite.rules.lease_rules import LeaseRow, LeaseState, LeaseTaking
+from tallystick.dualwrite.rules.leases import LeaseRow, LeaseState, LeaseTaking
+from tallystick.dualwrite.rules.model import StoredState
+from tallystick.dualwrite.rules.pooling import describe_process
 from tallystick.dualwrite.rules.recovery import RecoveredId, Verdict
 from tallystick.dualwrite.stores.base import LeaseStore, Store
 from tallystick.kernel.errors import TallystickError

@@ -27,7 +27,7 @@ import pytest
 
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.errors import DatabaseBehind, Fenced, NotCommitted
-from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.kernel.ids import INT16_MAX, INT32_MAX, INT64_MAX
 from tallystick.kernel.value import replace
 

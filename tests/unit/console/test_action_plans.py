@@ -49,9 +49,9 @@ from tallystick.console.actions.request import (
 )
 from tallystick.console.joint import find_views
 from tallystick.console.snapshot import PartStatus, PipelineFacts, StoreFacts
-from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.rules import recovery
-from tallystick.dualwrite.rules.lease_rules import LeaseRow
+from tallystick.dualwrite.rules.leases import LeaseRow
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import Participant

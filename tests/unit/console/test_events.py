@@ -24,7 +24,7 @@ from tallystick.console.snapshot import (
     StoreKind,
     TransactionFacts,
 )
-from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import Decision, JobChecksums

@@ -29,7 +29,7 @@ from tallystick.console.judge import (
     needs_judgement,
 )
 from tallystick.dualwrite.rules import recovery
-from tallystick.dualwrite.rules.lease_rules import LeaseState
+from tallystick.dualwrite.rules.leases import LeaseState
 from tallystick.spark.protocol.committable import Participant
 
 LIMITS = Limits(grace_ms=60_000, limit_ms=900_000)

@@ -37,7 +37,7 @@ from tallystick.console.views.transactions import (
     build_key,
     build_transactions,
 )
-from tallystick.dualwrite.rules.lease_rules import LeaseRow
+from tallystick.dualwrite.rules.leases import LeaseRow
 
 
 def show(snapshot: Snapshot) -> ConsoleState:

@@ -17,7 +17,7 @@ from tallystick.client.errors import Unreachable
 from tallystick.dualwrite import Fenced, IdempotencyKey, NoFreeId
 from tallystick.dualwrite.contrib import celery as module
 from tallystick.dualwrite.contrib.celery import DualWriteTask
-from tallystick.dualwrite.stores.refusals import is_conflict
+from tallystick.dualwrite.rules.refusals import is_conflict
 from tallystick.kernel.errors import InDoubt
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.errors import BadRow
-from tallystick.dualwrite.model import (
+from tallystick.dualwrite.rules.model import (
     FORMER_MAX,
     StoredState,
     from_bytes,

@@ -7,7 +7,7 @@ import pytest
 
 from tallystick.client.transactions.modes import Mode, TxnDescription
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import (
     VERDICTS,
     ClusterHalf,

@@ -13,7 +13,6 @@ from tallystick.client.errors import NotSupported
 from tallystick.client.transactions.modes import TxnDescription
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite import BadResult, BadRow, IdempotencyKey
-from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.rules.idempotency import (
     KEY_BYTES_MAX,
     KeyOfCall,
@@ -25,6 +24,7 @@ from tallystick.dualwrite.rules.idempotency import (
     get_default_scope,
     judge_key,
 )
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import ClusterHalf
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace

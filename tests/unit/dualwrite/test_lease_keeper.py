@@ -8,7 +8,7 @@ import pytest
 
 from tallystick.dualwrite import Lease, LeaseLost, NoFreeId, Torn, WriteInDoubt, aio
 from tallystick.dualwrite.aio.leases import AsyncLeaseKeeper
-from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
+from tallystick.dualwrite.rules.leases import LeaseList, LeaseTaking
 from tallystick.dualwrite.rules.recovery import Report
 
 CONFIG = {"bootstrap.servers": "127.0.0.1:1", "transactional.id": "pay"}

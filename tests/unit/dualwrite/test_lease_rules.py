@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.dualwrite.rules.lease_rules import (
+from tallystick.dualwrite.rules.leases import (
     DURATION_MS_MAX,
     DURATION_MS_MIN,
     RETRY_MS_MAX,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tallystick.dualwrite.pool_rules import take_free_async, wait_event_async
+from tallystick.dualwrite.rules.pooling import take_free_async, wait_event_async
 
 
 @pytest.mark.parametrize("turns", range(5))

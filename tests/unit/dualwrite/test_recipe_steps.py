@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.block_outcome import BlockOutcome
+from tallystick.dualwrite.block.life import BlockOutcome
+from tallystick.dualwrite.block.steps import AsyncStepRunner, RecipeStep, StepCallback, StepRunner
 from tallystick.dualwrite.errors import Outcome
-from tallystick.dualwrite.model import NOTHING, StoredState
-from tallystick.dualwrite.recipes import AsyncStepRunner, RecipeStep, StepCallback, StepRunner
+from tallystick.dualwrite.rules.model import NOTHING, StoredState
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
 

@@ -6,7 +6,7 @@ import psycopg.errors
 import pymysql.err
 import pytest
 
-from tallystick.dualwrite.stores.refusals import is_conflict, is_refusal
+from tallystick.dualwrite.rules.refusals import is_conflict, is_refusal
 from tallystick.lake.errors import TableBusy
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tallystick.dualwrite.stores.refusals import parse_savepoint
+from tallystick.dualwrite.rules.refusals import parse_savepoint
 
 
 @pytest.mark.parametrize(

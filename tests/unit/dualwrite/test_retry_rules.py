@@ -11,7 +11,7 @@ import sqlalchemy.exc
 
 from tallystick.client import errors as client
 from tallystick.dualwrite import errors as own
-from tallystick.dualwrite.rules.retry_rules import (
+from tallystick.dualwrite.rules.retries import (
     Failure,
     NextStep,
     Retry,

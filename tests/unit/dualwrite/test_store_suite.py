@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.testing import store_suite
 from tallystick.testing.store_suite import CallRunner, StoreSuite
 

@@ -9,10 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tallystick.dualwrite.block_outcome import BlockOutcome
+from tallystick.dualwrite.block.life import BlockOutcome, WriterLife, WriterState, count_writer
+from tallystick.dualwrite.block.steps import AsyncStepRunner, StepRunner
 from tallystick.dualwrite.errors import Outcome
-from tallystick.dualwrite.recipes import AsyncStepRunner, StepRunner
-from tallystick.dualwrite.writer_life import WriterLife, WriterState, count_writer
 from tallystick.metrics import ClientMetrics
 from tallystick.metrics.dual_writes import OTHER_STEP, STEPS, WriteEvent
 

@@ -30,7 +30,7 @@ from tools import dashboard
 from tallystick.broker.metrics.broker_metrics import FAMILIES
 from tallystick.broker.txn.machine.model import ForcedCause
 from tallystick.console.views import metrics
-from tallystick.dualwrite.recipes import StepRunner
+from tallystick.dualwrite.block.steps import StepRunner
 from tallystick.kernel.value import replace
 from tallystick.metrics import ClientMetrics
 from tallystick.metrics.dual_writes import WriteEvent

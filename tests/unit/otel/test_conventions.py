@@ -23,7 +23,7 @@ from sqlalchemy import create_engine
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.producer.metrics import ProducerMetrics
 from tallystick.dualwrite import AsyncDeltaStore, DeltaStore, RocksStore, SqlStore
-from tallystick.dualwrite.blocking.leased_store import LeasedStore
+from tallystick.dualwrite.blocking.leases import LeasedStore
 from tallystick.dualwrite.errors import Outcome, Torn
 from tallystick.dualwrite.tracing import get_database_system
 from tallystick.kernel.errors import InDoubt

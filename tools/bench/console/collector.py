@@ -28,7 +28,7 @@ from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, build_of
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
-from tallystick.dualwrite.model import StoredState, to_columns
+from tallystick.dualwrite.rules.model import StoredState, to_columns
 from tallystick.dualwrite.stores.sql import SqlStore
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.messages.groups.offset_commit import OffsetCommitResponse

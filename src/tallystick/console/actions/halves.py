@@ -14,7 +14,7 @@ from tallystick.console.actions.readings import AbortReading, Reading, Transacti
 from tallystick.console.judge import SparkHalf, SparkRole, StoreHalf, TransactionViews
 from tallystick.console.snapshot import Snapshot
 from tallystick.console.views.texts import format_identity, pluralize
-from tallystick.dualwrite.rules.lease_rules import LeaseState
+from tallystick.dualwrite.rules.leases import LeaseState
 from tallystick.dualwrite.rules.recovery import Verdict
 from tallystick.kernel.value import Value
 

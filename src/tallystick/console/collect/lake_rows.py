@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tallystick.console.collect.failures import describe_failure, limit_sentences
 from tallystick.console.snapshot import PartStatus, PrefixFacts, StoreFacts, StoreKind
-from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.stores.lake.store import LakeStore
 from tallystick.kernel.errors import TallystickError
 from tallystick.lake.names import parse_table_url, parse_writer_key

@@ -15,7 +15,7 @@ from rocksdict import AccessType, Rdict
 from tallystick.console.collect.failures import limit_sentences
 from tallystick.console.snapshot import PartStatus, StoreFacts, StoreKind
 from tallystick.dualwrite.errors import BadRow, BadStore
-from tallystick.dualwrite.model import TABLE, StoredState, from_bytes
+from tallystick.dualwrite.rules.model import TABLE, StoredState, from_bytes
 from tallystick.dualwrite.stores.by_url import find_rocksdb_folder
 
 _LOCK_TABLE: Final = Path("/proc/locks")

@@ -21,8 +21,8 @@ from tallystick.console.snapshot import (
     StoreKind,
 )
 from tallystick.dualwrite.errors import BadRow, BadStore
-from tallystick.dualwrite.model import LEASE_TABLE, TABLE, StoredState, from_columns
-from tallystick.dualwrite.rules.lease_rules import LeaseList
+from tallystick.dualwrite.rules.leases import LeaseList
+from tallystick.dualwrite.rules.model import LEASE_TABLE, TABLE, StoredState, from_columns
 from tallystick.dualwrite.stores.lease_table import LeaseTable, leases_from_rows
 from tallystick.dualwrite.stores.sql_table import MYSQL, DualWriteTables
 from tallystick.spark.decisions import decision_table

@@ -29,7 +29,7 @@ from tallystick.console.snapshot import (
 from tallystick.console.state import ConsoleState
 from tallystick.console.views import metric_families as families
 from tallystick.console.views.refusals import list_refusals
-from tallystick.dualwrite.rules.lease_rules import LeaseState
+from tallystick.dualwrite.rules.leases import LeaseState
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.metrics.model import MetricReading, Sample

@@ -10,8 +10,8 @@ from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.refusals import NoWrites, list_refusals
 from tallystick.console.views.texts import format_identity
 from tallystick.console.views.transactions import build_key
-from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.rules.lease_rules import LeaseRow, LeaseState
+from tallystick.dualwrite.rules.leases import LeaseRow, LeaseState
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.kernel.value import Value
 
 ROWS_MAX: Final = 100

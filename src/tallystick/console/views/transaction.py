@@ -14,7 +14,7 @@ from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.texts import format_identity
 from tallystick.console.views.timeline import Timeline, draw, list_events
 from tallystick.console.views.transactions import TransactionRow, build_key, build_row
-from tallystick.dualwrite.model import to_columns
+from tallystick.dualwrite.rules.model import to_columns
 from tallystick.kernel.value import Value
 
 

@@ -20,11 +20,11 @@ from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.errors import PositionUnknown
 from tallystick.client.consumer.rebalance import RebalanceListener
 from tallystick.dualwrite import tracing
+from tallystick.dualwrite.block.offsets import PolledBatch, first_offsets
+from tallystick.dualwrite.block.steps import AsyncStepRunner, Watch
+from tallystick.dualwrite.block.transaction import DatabaseHalf, flush_rows_async
 from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
-from tallystick.dualwrite.offsets import PolledBatch, first_offsets
-from tallystick.dualwrite.recipes import AsyncStepRunner, Watch
 from tallystick.dualwrite.stores.base import AsyncOffsetStore, AsyncOffsetTransaction, OffsetAdvance
-from tallystick.dualwrite.transaction import DatabaseHalf, flush_rows_async
 from tallystick.kernel.check import require
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import TopicPartition

@@ -10,11 +10,10 @@ from typing import Final, Generic, TypeVar
 
 from tallystick.client.aio.producer import Producer
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.aio.cluster_views import AsyncClusterViews
-from tallystick.dualwrite.aio.store_client import AsyncStoreClient
-from tallystick.dualwrite.branch import ClusterBranch
+from tallystick.dualwrite.aio.halves import AsyncClusterViews, AsyncStoreClient
+from tallystick.dualwrite.block.branch import ClusterBranch
+from tallystick.dualwrite.block.steps import AsyncStepRunner
 from tallystick.dualwrite.errors import Torn, WriteInDoubt
-from tallystick.dualwrite.recipes import AsyncStepRunner
 from tallystick.dualwrite.rules.idempotency import KeyOutcome, KeyResult, judge_key
 from tallystick.dualwrite.stores.base import AsyncStoreTransaction
 from tallystick.kernel.clock import Clock

@@ -2,22 +2,22 @@
 
 A heartbeat renews the leases. What takes longer is upkeep, and runs beside it: taking other ids in place of
 those that were lost, recovering the ids whose holder has let its lease expire, and closing the writers of
-ids that were lost. `lease_rules` decides; this module asks the database and keeps the writers.
+ids that were lost. `rules.leases` decides; this module asks the database and keeps the writers.
 
-A lease protects nothing by itself [DW-15]; see `lease_rules`.
+A lease protects nothing by itself [DW-15]; see `rules.leases`.
 """
 
 import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, Generic, TypeVar
 
 from tallystick.client.errors import NotSupported
-from tallystick.dualwrite.aio.leased_store import AsyncLeasedStore
 from tallystick.dualwrite.aio.writer import DualWriter
+from tallystick.dualwrite.block.steps import AsyncStepRunner
 from tallystick.dualwrite.errors import (
     DatabaseBehind,
     Halted,
@@ -27,16 +27,8 @@ from tallystick.dualwrite.errors import (
     WriteInDoubt,
 )
 from tallystick.dualwrite.forks import OwningProcess
-from tallystick.dualwrite.pool_rules import (
-    describe_process,
-    join_within_async,
-    log_contradiction,
-    start_background_async,
-    wait_event_async,
-)
-from tallystick.dualwrite.recipes import AsyncStepRunner
 from tallystick.dualwrite.rules.conclusions import describe_error
-from tallystick.dualwrite.rules.lease_rules import (
+from tallystick.dualwrite.rules.leases import (
     GivingBack,
     Lease,
     LeaseRow,
@@ -49,8 +41,17 @@ from tallystick.dualwrite.rules.lease_rules import (
     judge_giving_back,
     judge_lending,
 )
+from tallystick.dualwrite.rules.model import StoredState
+from tallystick.dualwrite.rules.pooling import (
+    describe_process,
+    join_within_async,
+    log_contradiction,
+    start_background_async,
+    wait_event_async,
+)
 from tallystick.dualwrite.rules.recovery import RecoveredId
 from tallystick.dualwrite.stores.base import AsyncLeaseStore, AsyncStore, AsyncStoreTransaction
+from tallystick.dualwrite.tracing import get_database_system
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.value import replace
 from tallystick.metrics.dual_writes import WriteEvent
@@ -448,3 +449,42 @@ def _require_leases(store: AsyncStore[D]) -> AsyncLeaseStore[D]:
             "lease", f"leases in {name}: give each process a transactional.id of its own, without `lease`"
         )
     return store  # type: ignore[return-value]
+
+
+class AsyncLeasedStore(Generic[D]):
+    """The store of one pool's leased ids."""
+
+    def __init__(self, store: AsyncLeaseStore[D], holder: str) -> None:
+        """Wrap a store.
+
+        Args:
+            holder: token of the pool.
+        """
+        self.wrapped_store = store
+        self._holder = holder
+        self.database_system = get_database_system(store)
+
+    async def create(self) -> None:
+        await self.wrapped_store.create()
+
+    async def claim(self, transactional_id: str) -> StoredState:
+        """Claim an id whose lease the pool holds. Raises: LeaseLost."""
+        return await self.wrapped_store.claim_leased(transactional_id, self._holder)
+
+    async def begin(self) -> D:
+        return await self.wrapped_store.begin()
+
+    async def begin_briefly(self) -> D:
+        begin: Callable[[], Awaitable[D]] = getattr(
+            self.wrapped_store, "begin_briefly", self.wrapped_store.begin
+        )
+        return await begin()
+
+    async def read_state(self, transactional_id: str) -> StoredState | None:
+        return await self.wrapped_store.read_state(transactional_id)
+
+    async def transactional_ids(self) -> Iterable[str]:
+        return await self.wrapped_store.transactional_ids()
+
+    async def close(self) -> None:
+        """Do nothing: the caller owns the store."""

@@ -7,12 +7,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from tallystick.dualwrite.aio.attempts import decorate_work
 from tallystick.dualwrite.aio.leases import AsyncLeaseKeeper
-from tallystick.dualwrite.aio.writer import DualWriter, Transaction
+from tallystick.dualwrite.aio.writer import DualWriter, Transaction, decorate_work
+from tallystick.dualwrite.block.steps import AsyncStepRunner, Wait, Watch
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn, WriteInDoubt
 from tallystick.dualwrite.forks import OwningProcess
-from tallystick.dualwrite.pool_rules import (
+from tallystick.dualwrite.rules.conclusions import name_earlier
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyRule
+from tallystick.dualwrite.rules.leases import Lease
+from tallystick.dualwrite.rules.pooling import (
     WAIT_S,
     combine_errors,
     log_if_fenced,
@@ -23,12 +26,8 @@ from tallystick.dualwrite.pool_rules import (
     select_larger_pool_ids,
     take_free_async,
 )
-from tallystick.dualwrite.recipes import AsyncStepRunner, Wait, Watch
-from tallystick.dualwrite.rules.conclusions import name_earlier
-from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyRule
-from tallystick.dualwrite.rules.lease_rules import Lease
 from tallystick.dualwrite.rules.recovery import RecoveredId, Report
-from tallystick.dualwrite.rules.retry_rules import DEFAULT_RETRY, Retry
+from tallystick.dualwrite.rules.retries import DEFAULT_RETRY, Retry
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 
 D = TypeVar("D", bound=AsyncStoreTransaction)

@@ -14,14 +14,14 @@ from tallystick.client.aio.producer import Producer
 from tallystick.client.errors import ClientError, DecisionExpired
 from tallystick.client.transactions.modes import Mode, TxnDescription
 from tallystick.dualwrite import tracing
-from tallystick.dualwrite.aio.cluster_views import AsyncClusterViews
-from tallystick.dualwrite.aio.store_client import AsyncStoreClient
-from tallystick.dualwrite.block_outcome import BlockOutcome
-from tallystick.dualwrite.branch import ClusterBranch
+from tallystick.dualwrite.aio.halves import AsyncClusterViews, AsyncStoreClient
+from tallystick.dualwrite.block.branch import ClusterBranch
+from tallystick.dualwrite.block.headers import find_open_headers_async
+from tallystick.dualwrite.block.life import BlockOutcome
+from tallystick.dualwrite.block.steps import AsyncStepRunner
 from tallystick.dualwrite.errors import DatabaseBehind, Halted, Torn
-from tallystick.dualwrite.model import NOTHING, StoredState
-from tallystick.dualwrite.recipes import AsyncStepRunner
 from tallystick.dualwrite.rules import conclusions
+from tallystick.dualwrite.rules.model import NOTHING, StoredState
 from tallystick.dualwrite.rules.recovery import (
     VERDICTS,
     ClusterHalf,
@@ -32,7 +32,6 @@ from tallystick.dualwrite.rules.recovery import (
     compare_halves,
 )
 from tallystick.dualwrite.stores.base import AsyncStoreTransaction
-from tallystick.dualwrite.transaction_headers import find_open_headers_async
 from tallystick.kernel.check import require
 from tallystick.kernel.errors import InDoubt
 

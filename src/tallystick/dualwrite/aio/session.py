@@ -20,13 +20,12 @@ from tallystick.client.aio.producer import Producer
 from tallystick.client.errors import ClientError
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.aio.cluster_views import AsyncClusterViews
-from tallystick.dualwrite.aio.kafka_half import AsyncKafkaHalf
+from tallystick.dualwrite.aio.halves import AsyncClusterViews, AsyncKafkaHalf, AsyncStoreClient
 from tallystick.dualwrite.aio.key_check import AsyncKeyCheck
 from tallystick.dualwrite.aio.recovery_recipe import AsyncRecovery
-from tallystick.dualwrite.aio.store_client import AsyncStoreClient
-from tallystick.dualwrite.block_outcome import BlockOutcome
-from tallystick.dualwrite.branch import ClusterBranch
+from tallystick.dualwrite.block.branch import ClusterBranch
+from tallystick.dualwrite.block.life import BlockOutcome, WriterLife, WriterState
+from tallystick.dualwrite.block.steps import AsyncStepRunner, Wait, check_wait
 from tallystick.dualwrite.errors import (
     DualWriteError,
     Halted,
@@ -38,13 +37,11 @@ from tallystick.dualwrite.errors import (
     WriteInDoubt,
 )
 from tallystick.dualwrite.forks import leak_reference
-from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recipes import AsyncStepRunner, Wait, check_wait
 from tallystick.dualwrite.rules.conclusions import describe_error, may_be_fenced, name_earlier
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyResult
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import Report
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
-from tallystick.dualwrite.writer_life import WriterLife, WriterState
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.settings import BadConfig

@@ -21,11 +21,11 @@ from tallystick.client.blocking.consumer import Consumer, RebalanceListener
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.errors import PositionUnknown
 from tallystick.dualwrite import tracing
+from tallystick.dualwrite.block.offsets import PolledBatch, first_offsets
+from tallystick.dualwrite.block.steps import StepRunner, Watch
+from tallystick.dualwrite.block.transaction import DatabaseHalf, flush_rows
 from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
-from tallystick.dualwrite.offsets import PolledBatch, first_offsets
-from tallystick.dualwrite.recipes import StepRunner, Watch
 from tallystick.dualwrite.stores.base import OffsetAdvance, OffsetStore, OffsetTransaction
-from tallystick.dualwrite.transaction import DatabaseHalf, flush_rows
 from tallystick.kernel.check import require
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import TopicPartition

@@ -12,11 +12,10 @@ from typing import Final, Generic, TypeVar
 
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.blocking.cluster_views import ClusterViews
-from tallystick.dualwrite.blocking.store_client import StoreClient
-from tallystick.dualwrite.branch import ClusterBranch
+from tallystick.dualwrite.block.branch import ClusterBranch
+from tallystick.dualwrite.block.steps import StepRunner
+from tallystick.dualwrite.blocking.halves import ClusterViews, StoreClient
 from tallystick.dualwrite.errors import Torn, WriteInDoubt
-from tallystick.dualwrite.recipes import StepRunner
 from tallystick.dualwrite.rules.idempotency import KeyOutcome, KeyResult, judge_key
 from tallystick.dualwrite.stores.base import StoreTransaction
 from tallystick.kernel.clock import Clock

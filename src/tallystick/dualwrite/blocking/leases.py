@@ -4,20 +4,20 @@
 
 A heartbeat renews the leases. What takes longer is upkeep, and runs beside it: taking other ids in place of
 those that were lost, recovering the ids whose holder has let its lease expire, and closing the writers of
-ids that were lost. `lease_rules` decides; this module asks the database and keeps the writers.
+ids that were lost. `rules.leases` decides; this module asks the database and keeps the writers.
 
-A lease protects nothing by itself [DW-15]; see `lease_rules`.
+A lease protects nothing by itself [DW-15]; see `rules.leases`.
 """
 
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, Generic, TypeVar
 
 from tallystick.client.errors import NotSupported
-from tallystick.dualwrite.blocking.leased_store import LeasedStore
+from tallystick.dualwrite.block.steps import StepRunner
 from tallystick.dualwrite.blocking.writer import DualWriter
 from tallystick.dualwrite.errors import (
     DatabaseBehind,
@@ -28,16 +28,8 @@ from tallystick.dualwrite.errors import (
     WriteInDoubt,
 )
 from tallystick.dualwrite.forks import OwningProcess
-from tallystick.dualwrite.pool_rules import (
-    describe_process,
-    join_within,
-    log_contradiction,
-    start_background,
-    wait_event,
-)
-from tallystick.dualwrite.recipes import StepRunner
 from tallystick.dualwrite.rules.conclusions import describe_error
-from tallystick.dualwrite.rules.lease_rules import (
+from tallystick.dualwrite.rules.leases import (
     GivingBack,
     Lease,
     LeaseRow,
@@ -50,8 +42,17 @@ from tallystick.dualwrite.rules.lease_rules import (
     judge_giving_back,
     judge_lending,
 )
+from tallystick.dualwrite.rules.model import StoredState
+from tallystick.dualwrite.rules.pooling import (
+    describe_process,
+    join_within,
+    log_contradiction,
+    start_background,
+    wait_event,
+)
 from tallystick.dualwrite.rules.recovery import RecoveredId
 from tallystick.dualwrite.stores.base import LeaseStore, Store, StoreTransaction
+from tallystick.dualwrite.tracing import get_database_system
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.value import replace
 from tallystick.metrics.dual_writes import WriteEvent
@@ -449,3 +450,40 @@ def _require_leases(store: Store[D]) -> LeaseStore[D]:
             "lease", f"leases in {name}: give each process a transactional.id of its own, without `lease`"
         )
     return store  # type: ignore[return-value]
+
+
+class LeasedStore(Generic[D]):
+    """The store of one pool's leased ids."""
+
+    def __init__(self, store: LeaseStore[D], holder: str) -> None:
+        """Wrap a store.
+
+        Args:
+            holder: token of the pool.
+        """
+        self.wrapped_store = store
+        self._holder = holder
+        self.database_system = get_database_system(store)
+
+    def create(self) -> None:
+        self.wrapped_store.create()
+
+    def claim(self, transactional_id: str) -> StoredState:
+        """Claim an id whose lease the pool holds. Raises: LeaseLost."""
+        return self.wrapped_store.claim_leased(transactional_id, self._holder)
+
+    def begin(self) -> D:
+        return self.wrapped_store.begin()
+
+    def begin_briefly(self) -> D:
+        begin: Callable[[], D] = getattr(self.wrapped_store, "begin_briefly", self.wrapped_store.begin)
+        return begin()
+
+    def read_state(self, transactional_id: str) -> StoredState | None:
+        return self.wrapped_store.read_state(transactional_id)
+
+    def transactional_ids(self) -> Iterable[str]:
+        return self.wrapped_store.transactional_ids()
+
+    def close(self) -> None:
+        """Do nothing: the caller owns the store."""

@@ -9,12 +9,15 @@ from queue import LifoQueue
 from types import TracebackType
 from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from tallystick.dualwrite.blocking.attempts import decorate_work
+from tallystick.dualwrite.block.steps import StepRunner, Wait, Watch
 from tallystick.dualwrite.blocking.leases import LeaseKeeper
-from tallystick.dualwrite.blocking.writer import DualWriter, Transaction
+from tallystick.dualwrite.blocking.writer import DualWriter, Transaction, decorate_work
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn, WriteInDoubt
 from tallystick.dualwrite.forks import OwningProcess
-from tallystick.dualwrite.pool_rules import (
+from tallystick.dualwrite.rules.conclusions import name_earlier
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyRule
+from tallystick.dualwrite.rules.leases import Lease
+from tallystick.dualwrite.rules.pooling import (
     WAIT_S,
     combine_errors,
     log_if_fenced,
@@ -25,12 +28,8 @@ from tallystick.dualwrite.pool_rules import (
     select_larger_pool_ids,
     take_free,
 )
-from tallystick.dualwrite.recipes import StepRunner, Wait, Watch
-from tallystick.dualwrite.rules.conclusions import name_earlier
-from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyRule
-from tallystick.dualwrite.rules.lease_rules import Lease
 from tallystick.dualwrite.rules.recovery import RecoveredId, Report
-from tallystick.dualwrite.rules.retry_rules import DEFAULT_RETRY, Retry
+from tallystick.dualwrite.rules.retries import DEFAULT_RETRY, Retry
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 
 D = TypeVar("D", bound=StoreTransaction)

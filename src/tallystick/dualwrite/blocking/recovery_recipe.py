@@ -16,14 +16,14 @@ from tallystick.client.blocking.producer import Producer
 from tallystick.client.errors import ClientError, DecisionExpired
 from tallystick.client.transactions.modes import Mode, TxnDescription
 from tallystick.dualwrite import tracing
-from tallystick.dualwrite.block_outcome import BlockOutcome
-from tallystick.dualwrite.blocking.cluster_views import ClusterViews
-from tallystick.dualwrite.blocking.store_client import StoreClient
-from tallystick.dualwrite.branch import ClusterBranch
+from tallystick.dualwrite.block.branch import ClusterBranch
+from tallystick.dualwrite.block.headers import find_open_headers
+from tallystick.dualwrite.block.life import BlockOutcome
+from tallystick.dualwrite.block.steps import StepRunner
+from tallystick.dualwrite.blocking.halves import ClusterViews, StoreClient
 from tallystick.dualwrite.errors import DatabaseBehind, Halted, Torn
-from tallystick.dualwrite.model import NOTHING, StoredState
-from tallystick.dualwrite.recipes import StepRunner
 from tallystick.dualwrite.rules import conclusions
+from tallystick.dualwrite.rules.model import NOTHING, StoredState
 from tallystick.dualwrite.rules.recovery import (
     VERDICTS,
     ClusterHalf,
@@ -34,7 +34,6 @@ from tallystick.dualwrite.rules.recovery import (
     compare_halves,
 )
 from tallystick.dualwrite.stores.base import StoreTransaction
-from tallystick.dualwrite.transaction_headers import find_open_headers
 from tallystick.kernel.check import require
 from tallystick.kernel.errors import InDoubt
 

@@ -22,13 +22,12 @@ from tallystick.client.blocking.producer import Producer
 from tallystick.client.errors import ClientError
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.block_outcome import BlockOutcome
-from tallystick.dualwrite.blocking.cluster_views import ClusterViews
-from tallystick.dualwrite.blocking.kafka_half import KafkaHalf
+from tallystick.dualwrite.block.branch import ClusterBranch
+from tallystick.dualwrite.block.life import BlockOutcome, WriterLife, WriterState
+from tallystick.dualwrite.block.steps import StepRunner, Wait, check_wait
+from tallystick.dualwrite.blocking.halves import ClusterViews, KafkaHalf, StoreClient
 from tallystick.dualwrite.blocking.key_check import KeyCheck
 from tallystick.dualwrite.blocking.recovery_recipe import Recovery
-from tallystick.dualwrite.blocking.store_client import StoreClient
-from tallystick.dualwrite.branch import ClusterBranch
 from tallystick.dualwrite.errors import (
     DualWriteError,
     Halted,
@@ -40,13 +39,11 @@ from tallystick.dualwrite.errors import (
     WriteInDoubt,
 )
 from tallystick.dualwrite.forks import leak_reference
-from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recipes import StepRunner, Wait, check_wait
 from tallystick.dualwrite.rules.conclusions import describe_error, may_be_fenced, name_earlier
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyResult
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import Report
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
-from tallystick.dualwrite.writer_life import WriterLife, WriterState
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.settings import BadConfig

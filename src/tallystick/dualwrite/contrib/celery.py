@@ -41,7 +41,7 @@ from celery.signals import worker_process_init, worker_process_shutdown, worker_
 from tallystick.dualwrite.blocking.pool import WriterPool
 from tallystick.dualwrite.blocking.writer import DualWriter, Transaction
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
-from tallystick.dualwrite.rules.retry_rules import DEFAULT_RETRY, Retry, is_outage
+from tallystick.dualwrite.rules.retries import DEFAULT_RETRY, Retry, is_outage
 from tallystick.kernel.errors import InDoubt
 
 _log = logging.getLogger("tallystick.dualwrite")

@@ -29,12 +29,11 @@ from typing import Final, ParamSpec, TypeVar
 
 from django.db import transaction
 
-from tallystick.dualwrite.blocking.attempts import resolve_doubt
+from tallystick.dualwrite.block.transaction import Savepoint
 from tallystick.dualwrite.blocking.pool import WriterPool
-from tallystick.dualwrite.blocking.writer import Transaction
+from tallystick.dualwrite.blocking.writer import Transaction, resolve_doubt
 from tallystick.dualwrite.errors import NotYours, WriteInDoubt
 from tallystick.dualwrite.stores.django import DjangoTransaction
-from tallystick.dualwrite.transaction import Savepoint
 
 A = ParamSpec("A")
 R = TypeVar("R")

@@ -40,10 +40,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from tallystick.dualwrite import aio
-from tallystick.dualwrite.aio import attempts as aio_attempts
-from tallystick.dualwrite.blocking import attempts
+from tallystick.dualwrite.aio.writer import resolve_doubt as resolve_doubt_async
 from tallystick.dualwrite.blocking.pool import WriterPool
-from tallystick.dualwrite.blocking.writer import Transaction
+from tallystick.dualwrite.blocking.writer import Transaction, resolve_doubt
 from tallystick.dualwrite.errors import NoFreeId, Outcome, WriteInDoubt
 from tallystick.dualwrite.rules.idempotency import KEY_BYTES_MAX
 from tallystick.kernel.errors import InDoubt
@@ -85,7 +84,7 @@ def _open_async(writers: "aio.WriterPool[Any]") -> Callable[[], AsyncIterator["a
                 async with writer.transaction() as txn:
                     yield txn
             except WriteInDoubt as doubt:
-                await aio_attempts.resolve_doubt(writer, doubt)
+                await resolve_doubt_async(writer, doubt)
 
     return open_transaction
 
@@ -98,7 +97,7 @@ def _open(writers: WriterPool[Any]) -> Callable[[], AsyncIterator[Transaction[An
                 with writer.transaction() as txn:
                     yield txn
             except WriteInDoubt as doubt:
-                attempts.resolve_doubt(writer, doubt)
+                resolve_doubt(writer, doubt)
 
     async def open_transaction() -> AsyncIterator[Transaction[Any]]:
         # Not in the threads that run endpoints: an endpoint that has a writer must not wait for one of them

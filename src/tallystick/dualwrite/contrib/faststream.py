@@ -33,7 +33,7 @@ from tallystick.client.errors import NotSupported
 from tallystick.dualwrite.aio.pool import WriterPool
 from tallystick.dualwrite.aio.writer import Transaction
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
-from tallystick.dualwrite.rules.retry_rules import DEFAULT_RETRY, Retry, to_retry
+from tallystick.dualwrite.rules.retries import DEFAULT_RETRY, Retry, to_retry
 
 _log = logging.getLogger("tallystick.dualwrite")
 

@@ -16,8 +16,8 @@ from tallystick.dualwrite.errors import (
     NotRecovered,
     Torn,
 )
-from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import VERDICTS, ClusterHalf, Finding, RecoveredId, Verdict
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import TallystickError

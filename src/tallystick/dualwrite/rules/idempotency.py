@@ -21,7 +21,7 @@ from uuid import UUID
 from tallystick.client.errors import NotSupported
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.errors import BadResult, BadRow
-from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import ClusterHalf, Finding, compare_halves
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value

@@ -20,7 +20,7 @@ from tallystick.admin.model import TransactionDescription
 from tallystick.client.transactions import modes
 from tallystick.client.transactions.modes import Mode, TxnDescription, TxnToResolve
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
 from tallystick.kernel.value import Value
 

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from tallystick.dualwrite.errors import BadRow, DatabaseBehind, Fenced
-from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyResult
-from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
+from tallystick.dualwrite.rules.leases import LeaseList, LeaseTaking
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
 

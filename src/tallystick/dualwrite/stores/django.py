@@ -29,12 +29,26 @@ from django.db import OperationalError as DjangoOperationalError
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.forks import leak_reference, watch_forks
-from tallystick.dualwrite.model import KEYS_TABLE, LEASE_TABLE, TABLE, StoredState, from_columns, to_columns
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
-from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
+from tallystick.dualwrite.rules.leases import LeaseList, LeaseTaking
+from tallystick.dualwrite.rules.model import (
+    KEYS_TABLE,
+    LEASE_TABLE,
+    TABLE,
+    StoredState,
+    from_columns,
+    to_columns,
+)
+from tallystick.dualwrite.rules.refusals import (
+    ENDING_STATEMENT_TEXT,
+    ORPHANED_RECORDS_TEXT,
+    TRANSACTION_ENDED_TEXT,
+    is_refusal,
+    parse_savepoint,
+)
 from tallystick.dualwrite.stores import django_leases
 from tallystick.dualwrite.stores.base import check_key_row, check_record, select_keys
-from tallystick.dualwrite.stores.database_clock import NOW_MS_SQL
+from tallystick.dualwrite.stores.dialects import FIND_SCHEMA_SQL, NOW_MS_SQL
 from tallystick.dualwrite.stores.django_leases import LEASE_COLUMNS
 from tallystick.dualwrite.stores.durability import (
     AllowedRisks,
@@ -44,14 +58,6 @@ from tallystick.dualwrite.stores.durability import (
     parse_allowed,
 )
 from tallystick.dualwrite.stores.ending import ends_transaction, is_outside_transaction
-from tallystick.dualwrite.stores.refusals import (
-    ENDING_STATEMENT_TEXT,
-    ORPHANED_RECORDS_TEXT,
-    TRANSACTION_ENDED_TEXT,
-    is_refusal,
-    parse_savepoint,
-)
-from tallystick.dualwrite.stores.schema_lookup import FIND_SCHEMA_SQL
 
 _LOG: Final = logging.getLogger(__name__)
 

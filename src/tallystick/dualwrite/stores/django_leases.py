@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from tallystick.dualwrite.errors import LeaseLost
-from tallystick.dualwrite.model import LEASE_TABLE
-from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseRow, LeaseTaking
-from tallystick.dualwrite.stores.database_clock import NOW_MS_SQL
+from tallystick.dualwrite.rules.leases import LeaseList, LeaseRow, LeaseTaking
+from tallystick.dualwrite.rules.model import LEASE_TABLE
+from tallystick.dualwrite.stores.dialects import NOW_MS_SQL
 
 LEASE_COLUMNS: Final = {
     "transactional_id": "TEXT {collation} NOT NULL PRIMARY KEY",

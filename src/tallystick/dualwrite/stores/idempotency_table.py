@@ -29,9 +29,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
 
-from tallystick.dualwrite.model import KEYS_TABLE, StoredState
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
-from tallystick.dualwrite.stores.database_clock import NOW_MS_SQL
+from tallystick.dualwrite.rules.model import KEYS_TABLE, StoredState
+from tallystick.dualwrite.stores.dialects import NOW_MS_SQL
 from tallystick.dualwrite.stores.sql_table import MYSQL, ExactText
 
 

@@ -22,9 +22,9 @@ from sqlalchemy import (
 from sqlalchemy.sql import ColumnElement
 
 from tallystick.dualwrite.errors import LeaseLost
-from tallystick.dualwrite.model import LEASE_TABLE
-from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseRow, LeaseTaking
-from tallystick.dualwrite.stores.database_clock import NOW_MS_SQL
+from tallystick.dualwrite.rules.leases import LeaseList, LeaseRow, LeaseTaking
+from tallystick.dualwrite.rules.model import LEASE_TABLE
+from tallystick.dualwrite.stores.dialects import NOW_MS_SQL
 from tallystick.dualwrite.stores.sql_table import DualWriteTables, ExactText
 
 _HOLDER_BYTES: Final = 64

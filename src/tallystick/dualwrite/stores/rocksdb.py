@@ -27,7 +27,7 @@ from tallystick.dualwrite.errors import (
     NotYours,
 )
 from tallystick.dualwrite.forks import OwningProcess, leak_reference, watch_forks
-from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
+from tallystick.dualwrite.rules.model import TABLE, StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.stores.base import check_record
 
 _log: Final = logging.getLogger("tallystick.dualwrite")

@@ -25,9 +25,9 @@ from tallystick.dualwrite.errors import (
     NotCommitted,
     NotYours,
 )
-from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
-from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
+from tallystick.dualwrite.rules.leases import LeaseList, LeaseTaking
+from tallystick.dualwrite.rules.model import StoredState, from_columns
 from tallystick.dualwrite.stores import lease_table, sql_table
 from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row, select_keys
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed

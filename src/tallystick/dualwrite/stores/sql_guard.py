@@ -21,13 +21,13 @@ from sqlalchemy.orm import (
 )
 
 from tallystick.dualwrite.errors import NotYours
-from tallystick.dualwrite.stores.ending import ends_transaction, is_outside_transaction
-from tallystick.dualwrite.stores.refusals import (
+from tallystick.dualwrite.rules.refusals import (
     ENDING_STATEMENT_TEXT,
     ORPHANED_RECORDS_TEXT,
     TRANSACTION_ENDED_TEXT,
     parse_savepoint,
 )
+from tallystick.dualwrite.stores.ending import ends_transaction, is_outside_transaction
 
 WRITER_COMMITS_TEXT: Final = (
     "the writer commits and rolls back; inside its block use begin_nested() for a savepoint"

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Engine, Executable, Table, select, text
 
-from tallystick.dualwrite.stores.schema_lookup import FIND_SCHEMA_SQL
+from tallystick.dualwrite.stores.dialects import FIND_SCHEMA_SQL
 
 Options = Mapping[str, Any]
 

@@ -39,10 +39,10 @@ from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from tallystick.dualwrite.errors import BadStore, Fenced, UnsafeStore
-from tallystick.dualwrite.model import TABLE, StoredState, from_columns, to_columns
+from tallystick.dualwrite.rules.model import TABLE, StoredState, from_columns, to_columns
+from tallystick.dualwrite.rules.refusals import is_refusal
 from tallystick.dualwrite.stores.base import OffsetAdvance, check_record
 from tallystick.dualwrite.stores.durability import STRICT, AllowedRisks, check_postgresql, check_sqlite
-from tallystick.dualwrite.stores.refusals import is_refusal
 from tallystick.dualwrite.stores.sql_places import TablePlaces
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import TopicPartition

@@ -28,7 +28,7 @@ from kazoo.protocol.serialization import Transaction
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.forks import OwningProcess
-from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
+from tallystick.dualwrite.rules.model import TABLE, StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.stores.base import check_record
 
 CLAIM_ATTEMPTS_MAX: Final = 100

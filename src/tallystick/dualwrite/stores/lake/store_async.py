@@ -12,9 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
-from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.stores.lake.store import DeltaStore, LakeStore
-from tallystick.dualwrite.stores.lake.transaction import BLOCK_BYTES_MAX, LakeTransaction
+from tallystick.dualwrite.rules.model import StoredState
+from tallystick.dualwrite.stores.lake.store import BLOCK_BYTES_MAX, DeltaStore, LakeStore, LakeTransaction
 
 A = ParamSpec("A")
 T = TypeVar("T")

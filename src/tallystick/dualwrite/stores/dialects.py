@@ -1,4 +1,4 @@
-"""The clock of each database, as SQL, for stores with and without SQLAlchemy. Pure."""
+"""SQL that differs between databases, for stores with and without SQLAlchemy: clock and schema. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -12,3 +12,14 @@ NOW_MS_SQL: Final[Mapping[str, str]] = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
 }
 """Milliseconds since the Unix epoch by the database's clock, as an SQL expression for each dialect."""
+
+
+FIND_SCHEMA_SQL: Final[Mapping[str, str]] = {
+    "postgresql": (
+        "(SELECT n.nspname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n "
+        "ON n.oid = c.relnamespace WHERE c.oid = to_regclass('{name}'))"
+    ),
+    "mysql": "DATABASE()",
+    "mariadb": "DATABASE()",
+}
+"""By dialect; NULL if the table is in none."""

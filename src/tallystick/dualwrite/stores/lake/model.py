@@ -1,4 +1,4 @@
-"""Which entries of a store's ids are committed again, so that the table's log does not lose them. Pure.
+"""Entries of idle ids, committed again so that the table's log does not lose them. Pure.
 
 What an id has decided last is in one commit, and a log keeps its commits for a time only
 (`delta.logRetentionDuration`), while the writers of other ids go on. A pool lends the same few of its ids

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from tallystick.client.errors import BrokerRefused
 from tallystick.client.errors import Fenced as FencedInKafka
 from tallystick.dualwrite.errors import Fenced, NoFreeId
-from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.model import StoredState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.settings import BadConfig
 

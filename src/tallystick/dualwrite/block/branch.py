@@ -5,7 +5,7 @@ from typing import Final, Generic, TypeVar
 
 from tallystick.client.config import ROLE_SETTINGS, ProducerConfig, is_client_setting
 from tallystick.client.transactions.modes import Mode
-from tallystick.dualwrite.model import NOTHING, StoredState
+from tallystick.dualwrite.rules.model import NOTHING, StoredState
 from tallystick.kernel.check import require
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace

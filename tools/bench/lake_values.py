@@ -1,4 +1,4 @@
-"""Micro-batches into a topic and a Delta table: python -m tools.bench_lake [--batches N] [--rows N].
+"""Micro-batches into a topic and a Delta table: python -m tools.bench.lake_values [--batches N] [--rows N].
 
 Three writers take turns on the same batches, in one Spark session: topic and table in one decision, the topic
 alone, and plain `write_deltalake` of the whole batch in the driver (at least once, no topic). Printed are the

@@ -39,7 +39,7 @@ from tallystick.dualwrite.errors import (
     Torn,
     WriteInDoubt,
 )
-from tallystick.dualwrite.stores.refusals import is_conflict, is_connection_lost
+from tallystick.dualwrite.rules.refusals import is_conflict, is_connection_lost
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.settings import BadConfig
