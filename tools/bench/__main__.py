@@ -18,7 +18,6 @@ from tools.bench import (
     dual_write,
     report,
     report_transactions,
-    security,
     spark,
     transactions,
 )
@@ -181,20 +180,11 @@ def measure_dual_writes(say: Console, command: str, repeats: int, *, quick: bool
     return dual_write.write(results)
 
 
-def measure_security(say: Console, command: str, repeats: int, *, quick: bool) -> str:
-    """Measure what TLS, logins and rights cost, and return the page's new section."""
-    results = security.SecurityResults(command)
-    for _ in range(repeats):
-        security.measure(results, say, quick=quick)
-    return security.write(results)
-
-
 # Rounds whose medians the tables show; one round of Spark is millions of records and hundreds of batches.
 ROUNDS = {
     "messages": 5,
     "transactions": 5,
     "client": 3,
-    "security": 5,
     "dualwrite": 5,
     "spark": 1,
     "lake": 1,
@@ -203,7 +193,6 @@ PARTS = {
     "messages": measure_messages,
     "transactions": measure_transactions,
     "client": measure_clients,
-    "security": measure_security,
     "dualwrite": measure_dual_writes,
     "spark": measure_spark,
     "lake": measure_lake_writes,
