@@ -35,10 +35,11 @@ from tallystick.protocol.records import (
     encode_marker,
     iter_headers,
 )
-from tallystick.storage.fs import FileSystem, RealFileSystem
-from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig
+from tallystick.storage.disk.fs import FileSystem, RealFileSystem
+from tallystick.storage.log.log import AppendResult, Log, delete_records_before
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
-from tallystick.storage.log_start import delete_records_before
+from tallystick.storage.state.producer_state import AppendOrigin
+from tallystick.storage.state.validation import LogConfig
 
 SEEDS = 40 if LONG else 3
 NOW = 1_700_000_000_000

@@ -34,7 +34,8 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
-from tallystick.storage.log import AppendOrigin, AppendResult, TxnGuard
+from tallystick.storage.log.log import AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import AppendOrigin
 
 NONE = ErrorCode.NONE
 STALE = ErrorCode.INVALID_PRODUCER_EPOCH

@@ -19,8 +19,9 @@ from tallystick.broker.group.machine.model import GroupState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.value import replace
-from tallystick.storage.fs import DiskFull
-from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
+from tallystick.storage.disk.fs import DiskFull
+from tallystick.storage.log.log import NO_GUARD, AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import AppendOrigin
 
 REBALANCE_MS, SESSION_MS = 5_000, 10_000
 # A coordinator that tries for ever gets through then, so that the test ends.

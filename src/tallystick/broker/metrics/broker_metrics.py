@@ -35,7 +35,7 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TimestampMs
 from tallystick.kernel.value import Value
 from tallystick.metrics.model import MetricReading, Sample, make_counter, make_gauge, make_kafka_metric
-from tallystick.storage.producer_state import LATE_TRANSACTION_BUFFER_MS, ProducerStateEntry
+from tallystick.storage.state.producer_state import LATE_TRANSACTION_BUFFER_MS, ProducerStateEntry
 
 # Partitions, transactions or ids looked at before the walk yields to the loop.
 SLICE_PARTITIONS: Final = 256

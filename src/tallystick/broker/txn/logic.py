@@ -55,7 +55,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerId, ProducerIdAndEpoch, TransactionalId
 from tallystick.kernel.value import replace
-from tallystick.storage.producer_state import AppendOrigin
+from tallystick.storage.state.producer_state import AppendOrigin
 
 _log = logging.getLogger("tallystick.transactions")
 

@@ -57,9 +57,9 @@ from tallystick.protocol.messages.data.produce import (
     TopicProduceResponse,
 )
 from tallystick.protocol.records import HEADER_SIZE, BatchHeader, Codec, RecordsError, read_header
-from tallystick.storage.fs import StorageFailure
-from tallystick.storage.log import AppendResult
-from tallystick.storage.validation import (
+from tallystick.storage.disk.fs import StorageFailure
+from tallystick.storage.log.log import AppendResult
+from tallystick.storage.state.validation import (
     IS_TRANSACTIONAL,
     MAY_BE_SLOW,
     needs_prevalidation,

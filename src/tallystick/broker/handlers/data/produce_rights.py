@@ -21,7 +21,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.value import replace
 from tallystick.protocol.messages.data.produce import ProduceRequest, TopicProduceData
-from tallystick.storage.validation import IS_TRANSACTIONAL
+from tallystick.storage.state.validation import IS_TRANSACTIONAL
 
 TOPIC_ID_SINCE: Final = 13  # KIP-516
 # Beside the traits of `read_traits`: a topic on which the sender is not yet known to have the right.

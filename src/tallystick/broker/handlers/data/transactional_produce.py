@@ -31,9 +31,9 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import TopicPartition, TransactionalId
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchHeader
-from tallystick.storage.fs import StorageFailure
-from tallystick.storage.log import NO_GUARD, AppendResult, TxnGuard
-from tallystick.storage.producer_state import VerificationStateEntry
+from tallystick.storage.disk.fs import StorageFailure
+from tallystick.storage.log.log import NO_GUARD, AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import VerificationStateEntry
 
 ABORTABLE_SINCE: Final = 11  # KIP-890: the client knows TRANSACTION_ABORTABLE
 IMPLICIT_SINCE: Final = 12  # KIP-890: the broker adds partitions to the transaction

@@ -43,8 +43,8 @@ from tallystick.kernel.ids import (
 )
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchHeader
-from tallystick.storage.log import NO_GUARD, TxnGuard
-from tallystick.storage.producer_state import VerificationStateEntry
+from tallystick.storage.log.log import NO_GUARD, TxnGuard
+from tallystick.storage.state.producer_state import VerificationStateEntry
 
 _PERMANENT_CODES: Final = frozenset({ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_EPOCH})
 
