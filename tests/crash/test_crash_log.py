@@ -111,7 +111,9 @@ def live(fs: FileSystem, directory: str, told: Told) -> None:
     assert delete_records_before(log, Offset(8)) is None
     told.starts.append((len(told.effects), 8))
     append_data(log, 2)
-    log_dir.delete_topic(T1.topic, IDS[T1])
+    log_dir.close_for_deletion(T1)
+    log_dir.rename_for_deletion(T1.topic, IDS[T1])
+    log_dir.remove_deleted_logs()
     told.end(log)
     log_dir.close()
     log_dir = LogDir.open(fs, directory, OPTIONS)

@@ -364,15 +364,6 @@ class LogDir:
 
     # -- deleting -------------------------------------------------------------------------------------------
 
-    def delete_topic(self, topic: str, topic_id: UUID) -> None:
-        """Delete all partitions of a topic. Raises: MalformedFile, OSError."""
-        foreign = self.find_foreign_partitions(topic, topic_id)
-        for each in self.list_partitions():
-            if each.topic == topic and each not in foreign:
-                self.close_for_deletion(each)
-        self.rename_for_deletion(topic, topic_id)
-        self.remove_deleted_logs()
-
     def close_for_deletion(self, topic_partition: TopicPartition) -> None:
         """Close the log of a partition that is about to be given up."""
         log = self.logs.pop(topic_partition, None)
