@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.support.groups import G, MemoryPartition, MemoryTopic, Turn, World, commit, on_a_loop
 
-from tallystick.broker.group.deadlines import BACKOFF_MS
 from tallystick.broker.group.machine.commands import (
     GroupAnswer,
     JoinGroupResult,
@@ -16,6 +15,7 @@ from tallystick.broker.group.machine.commands import (
     SyncGroupResult,
 )
 from tallystick.broker.group.machine.model import GroupState
+from tallystick.broker.group.timeouts import BACKOFF_MS
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.value import replace
