@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Literal
 
-from tallystick.storage.fs import Buffer
+from tallystick.storage.disk.fs import Buffer
 
 SurvivingChanges = Literal["nothing", "everything", "prefix", "subset", "unordered"]
 """The unsynced changes that survive a crash; the last three are drawn from the seed.

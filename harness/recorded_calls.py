@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.value import Value
-from tallystick.storage.fs import Buffer, Syscalls
+from tallystick.storage.disk.fs import Buffer, Syscalls
 
 
 class SystemCall(Value):

@@ -10,8 +10,9 @@ from typing import Final, NamedTuple
 
 from tallystick.broker.group import logic
 from tallystick.broker.txn import loader, start_comparison
-from tallystick.storage import log_loader, log_reader
 from tallystick.storage.compaction import cleaner
+from tallystick.storage.log import loader as log_loader
+from tallystick.storage.log import reader as log_reader
 from tallystick.storage.segments import segment_files, segment_scan
 
 

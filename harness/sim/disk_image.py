@@ -18,7 +18,7 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
-from tallystick.storage.producer_state import AppendOrigin
+from tallystick.storage.state.producer_state import AppendOrigin
 
 TOPICS: Final = {"orders": 2, "stock": 1}
 REPLACED_TOPIC: Final = "stock"  # the topic that is deleted and recreated

@@ -26,10 +26,10 @@ from tallystick.broker.partitions.log_cleaner import CleanerProcess
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import Offset
 from tallystick.kernel.value import Value
-from tallystick.storage.compaction.cleaner_worker import run_request
-from tallystick.storage.fs import StorageFailure
-from tallystick.storage.group_commit import RETRY_S, GroupCommit
-from tallystick.storage.log import Log
+from tallystick.storage.compaction.cleaner import run_request
+from tallystick.storage.disk.fs import StorageFailure
+from tallystick.storage.log.group_commit import RETRY_S, GroupCommit
+from tallystick.storage.log.log import Log
 
 DATA: Final = "data"
 

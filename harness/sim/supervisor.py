@@ -8,7 +8,7 @@ from harness.sim.faults import PowerLoss
 from harness.sim.history import History
 from harness.sim.loop import VirtualLoop
 from harness.sim.machine import BrokerMachine
-from tallystick.storage.fs import StorageFailure
+from tallystick.storage.disk.fs import StorageFailure
 
 _KILLED: Final = PowerLoss(after_effects=None, after_s=0, keep="everything", keep_seed=0, down_s=0.0)
 _BROKEN: Final = PowerLoss(after_effects=None, after_s=0, keep="nothing", keep_seed=0, down_s=0.1)

@@ -35,10 +35,11 @@ from tallystick.protocol.records import (
     encode_marker,
     iter_headers,
 )
-from tallystick.storage.fs import FileSystem, RealFileSystem
-from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig
+from tallystick.storage.disk.fs import FileSystem, RealFileSystem
+from tallystick.storage.log.log import AppendResult, Log, delete_records_before
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
-from tallystick.storage.log_start import delete_records_before
+from tallystick.storage.state.producer_state import AppendOrigin
+from tallystick.storage.state.validation import LogConfig
 
 SEEDS = 40 if LONG else 3
 NOW = 1_700_000_000_000
@@ -110,7 +111,9 @@ def live(fs: FileSystem, directory: str, told: Told) -> None:
     assert delete_records_before(log, Offset(8)) is None
     told.starts.append((len(told.effects), 8))
     append_data(log, 2)
-    log_dir.delete_topic(T1.topic, IDS[T1])
+    log_dir.close_for_deletion(T1)
+    log_dir.rename_for_deletion(T1.topic, IDS[T1])
+    log_dir.remove_deleted_logs()
     told.end(log)
     log_dir.close()
     log_dir = LogDir.open(fs, directory, OPTIONS)

@@ -8,9 +8,10 @@ from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch, iter_headers
-from tallystick.storage.group_commit import GroupCommit
-from tallystick.storage.log import AppendResult, Log, LogConfig
+from tallystick.storage.log.group_commit import GroupCommit
+from tallystick.storage.log.log import AppendResult, Log
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
+from tallystick.storage.state.validation import LogConfig
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

@@ -17,18 +17,12 @@ from harness.memory_fs import MemoryFileSystem, PowerLost, iter_choosers
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
-from tallystick.storage.fs import OutOfDescriptors
-from tallystick.storage.log import (
-    AppendResult,
-    Log,
-    LogConfig,
-    LogHooks,
-    LogOffline,
-    StorageFailure,
-    UnlimitedSpace,
-)
-from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
+from tallystick.storage.disk.fs import LogOffline, OutOfDescriptors, StorageFailure
+from tallystick.storage.disk.reserve import UnlimitedSpace
+from tallystick.storage.log.loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log.log import AppendResult, Log, LogHooks
 from tallystick.storage.segments.log_segment import OpenSegmentCache
+from tallystick.storage.state.validation import LogConfig
 
 # the short form takes every other call
 NOW = 1_700_000_000_000

@@ -13,7 +13,7 @@ from tests.support.effort import LONG
 from harness.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.storage.compaction.cleaner import CleanedGroup, clean_log
-from tallystick.storage.fs import make_directory
+from tallystick.storage.disk.fs import make_directory
 from tallystick.storage.segments.segment_scan import make_file_name
 
 SEEDS: Final = 60 if LONG else 1

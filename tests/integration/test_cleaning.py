@@ -15,10 +15,12 @@ from tallystick.kernel.ids import INT64_MAX, LeaderEpoch, TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
 from tallystick.storage.compaction.swap import SegmentSwap
-from tallystick.storage.fs import RealFileSystem
-from tallystick.storage.log import Log, LogConfig, LogHooks, UnlimitedSpace
-from tallystick.storage.log_loader import create_log
+from tallystick.storage.disk.fs import RealFileSystem
+from tallystick.storage.disk.reserve import UnlimitedSpace
+from tallystick.storage.log.loader import create_log
+from tallystick.storage.log.log import Log, LogHooks
 from tallystick.storage.segments.log_segment import OpenSegmentCache
+from tallystick.storage.state.validation import LogConfig
 from tallystick.testing import FakeClock
 
 pytestmark = pytest.mark.server

@@ -12,10 +12,9 @@ from tallystick.broker.partitions.data_directory import DataDirectory
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.storage import fs
-from tallystick.storage.log import Log
+from tallystick.storage.disk import fs
+from tallystick.storage.log.log import Log, delete_oldest_segments
 from tallystick.storage.log_dir import make_random_id
-from tallystick.storage.log_start import delete_oldest_segments
 from tallystick.testing import FakeClock
 
 pytestmark = pytest.mark.server

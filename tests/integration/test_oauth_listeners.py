@@ -15,8 +15,8 @@ import trustme
 from tests.support.identity_provider import AUDIENCE, CLIENT_ID, CLIENT_SECRET, ISSUER, IdentityProvider
 
 from tallystick.broker.embedded import BrokerDidNotStart, EmbeddedBroker
-from tallystick.broker.server.jwks_endpoint import fetch_jwks
 from tallystick.broker.server.listening import list_signing_keys
+from tallystick.broker.server.login_rules import fetch_jwks
 from tallystick.broker.server.server import Server
 from tallystick.broker.server.signing_keys import SigningKeys
 from tallystick.client.blocking.producer import Producer

@@ -11,11 +11,12 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.kernel.limits import MIB
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.storage.fs import RealFileSystem
-from tallystick.storage.log import DiskFull, Log, LogConfig, LogHooks
-from tallystick.storage.log_loader import create_log
-from tallystick.storage.reserve import RESERVE_FILE, DiskReserve
+from tallystick.storage.disk.fs import DiskFull, RealFileSystem
+from tallystick.storage.disk.reserve import RESERVE_FILE, DiskReserve
+from tallystick.storage.log.loader import create_log
+from tallystick.storage.log.log import Log, LogHooks
 from tallystick.storage.segments.log_segment import OpenSegmentCache
+from tallystick.storage.state.validation import LogConfig
 
 SIZE = 2 * MIB
 

@@ -17,7 +17,7 @@ EXAMPLES: dict[str, tuple[object, ...]] = {
     "Torn": ("the rows are committed, their records are not", {"pay-7": PreparedTxnState("42:7")}),
 }
 
-NOT_IMPORTED = ("__main__", "tallystick.storage.compaction.cleaner_worker")
+NOT_IMPORTED = "__main__"
 
 
 def own_exceptions() -> Iterator[type[Exception]]:

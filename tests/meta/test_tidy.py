@@ -46,8 +46,8 @@ SHARED_CLASS_NAMES = {
     "WriterPool",
 }
 MANY_PARAMETERS = {
-    "src/tallystick/storage/log_loader.py:open_log",
-    "src/tallystick/storage/validation.py:_reject_batch",
+    "src/tallystick/storage/log/loader.py:open_log",
+    "src/tallystick/storage/state/validation.py:_reject_batch",
 }
 
 

@@ -26,8 +26,8 @@ FOUND = {
     "src/tallystick/admin/admin_call.py",  # Answers.found
     "src/tallystick/admin/errors.py",
     "src/tallystick/dualwrite/errors.py",
-    "src/tallystick/storage/malformed.py",
-    "src/tallystick/storage/recovery.py",
+    "src/tallystick/storage/checkpoints/checkpoint_text.py",
+    "src/tallystick/storage/disk/fs.py",
     "src/tallystick/storage/segments/segment_scan.py",
 }
 

@@ -26,7 +26,7 @@ from tallystick.kernel.ids import (
     TopicPartition,
 )
 from tallystick.protocol.records import ControlType, EndTransactionMarker, encode_marker
-from tallystick.storage.log import NO_GUARD
+from tallystick.storage.log.log import NO_GUARD
 
 GROUPS = st.sampled_from(["a", "b"]).map(GroupId)
 PRODUCERS = st.builds(ProducerIdAndEpoch, st.sampled_from([7, 8]).map(ProducerId), st.just(ProducerEpoch(0)))

@@ -12,7 +12,7 @@ from tallystick.kernel.ids import INT32_MAX
 from tallystick.protocol.records.batch import BatchHeader
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker
 from tallystick.storage.checkpoints.snapshots import decode_snapshot, encode_snapshot
-from tallystick.storage.producer_state import AppendOrigin, DuplicateBatch, ProducerStateManager
+from tallystick.storage.state.producer_state import AppendOrigin, DuplicateBatch, ProducerStateManager
 
 TRANSACTIONAL = 0x10
 PIDS = st.integers(1, 3)

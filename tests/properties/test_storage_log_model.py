@@ -13,10 +13,11 @@ from harness.small_units import small_units
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Codec, Record, decode_records, encode_batch, iter_headers
-from tallystick.storage.log import AppendResult, Log, LogConfig, LogHooks, UnlimitedSpace
-from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.log_start import delete_records_before
+from tallystick.storage.disk.reserve import UnlimitedSpace
+from tallystick.storage.log.loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log.log import AppendResult, Log, LogHooks, delete_records_before
 from tallystick.storage.segments.log_segment import OpenSegmentCache
+from tallystick.storage.state.validation import LogConfig
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

@@ -22,6 +22,7 @@ from tests.support.leading import (
 )
 from tests.support.memory_broker import HeldMarkers, memory_disk, on_a_loop
 
+from tallystick.broker.txn.logic import make_pending
 from tallystick.broker.txn.machine.commands import (
     AbortTimedOut,
     InitProducerId,
@@ -34,7 +35,8 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
-from tallystick.storage.log import AppendOrigin, AppendResult, TxnGuard
+from tallystick.storage.log.log import AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import AppendOrigin
 
 NONE = ErrorCode.NONE
 STALE = ErrorCode.INVALID_PRODUCER_EPOCH
@@ -188,7 +190,9 @@ async def test_what_waits_while_its_client_is_replaced_is_not_written() -> None:
         await turns()
         coordinator = made.broker.transactions
         written = MarkersWritten(marker_identity=following, offsets={orders(0): None})
-        await coordinator._logic.submit_markers_written(T, written)
+        pending = make_pending(written)
+        coordinator._runtime.submit_internal(T, pending)
+        await pending.future
         kept = coordinator.submit(T, InitProducerId(timeout_ms=60_000, keep_prepared=True)).result()
         assert isinstance(kept, InitProducerIdResult)
         assert kept.ongoing_identity == following

@@ -19,7 +19,7 @@ from tallystick.kernel.ids import ProducerIdAndEpoch, TransactionalId
 from tallystick.protocol.messages.data.fetch import PartitionData
 from tallystick.protocol.records import iter_headers, iter_records, read_marker
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
-from tallystick.storage.log import AppendOrigin
+from tallystick.storage.state.producer_state import AppendOrigin
 
 COMMITTED, UNCOMMITTED = 1, 0
 

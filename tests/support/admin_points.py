@@ -32,7 +32,8 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TopicPartition, TransactionalId
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
-from tallystick.storage.log import AppendOrigin, AppendResult
+from tallystick.storage.log.log import AppendResult
+from tallystick.storage.state.producer_state import AppendOrigin
 
 T = TypeVar("T")
 

@@ -18,9 +18,12 @@ from tallystick.protocol.records import (
 )
 from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningRequest, RoundSummary, clean_log
 from tallystick.storage.compaction.swap import SegmentSwap
-from tallystick.storage.log import AppendOrigin, Log, LogConfig, LogHooks, TxnGuard, UnlimitedSpace
-from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
+from tallystick.storage.disk.reserve import UnlimitedSpace
+from tallystick.storage.log.loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log.log import Log, LogHooks, TxnGuard
 from tallystick.storage.segments.log_segment import OpenSegmentCache, SegmentReader
+from tallystick.storage.state.producer_state import AppendOrigin
+from tallystick.storage.state.validation import LogConfig
 
 DIRECTORY = "data/t-0"
 PARTITION = TopicPartition("t", 0)

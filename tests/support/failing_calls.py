@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeVar
 
 from harness.memory_fs import DirectoryTree, MemoryFile, MemoryFileSystem
 from harness.sim.machine import InMemoryMetadataStore
-from tallystick.storage.fs import Buffer
+from tallystick.storage.disk.fs import Buffer
 
 T = TypeVar("T")
 

@@ -23,8 +23,9 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, Offset, TopicPartition
 from tallystick.protocol.records import patch_offset_and_epoch, read_header
-from tallystick.storage.fs import DiskFull
-from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
+from tallystick.storage.disk.fs import DiskFull
+from tallystick.storage.log.log import NO_GUARD, AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import AppendOrigin
 from tallystick.testing import FakeClock
 
 G = GroupId("g")

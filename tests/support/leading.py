@@ -39,8 +39,8 @@ from tallystick.protocol.messages.txn.add_partitions_to_txn import (
     AddPartitionsToTxnTopic,
 )
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.storage.fs import StorageFailure
-from tallystick.storage.log import Log
+from tallystick.storage.disk.fs import StorageFailure
+from tallystick.storage.log.log import Log
 
 TOPIC = "orders"
 T = TransactionalId("pay-7")

@@ -58,7 +58,7 @@ from tallystick.protocol.records import (
     encode_batch,
     iter_headers,
 )
-from tallystick.storage.producer_state import AppendOrigin
+from tallystick.storage.state.producer_state import AppendOrigin
 from tallystick.testing import eventually
 
 T = TypeVar("T")

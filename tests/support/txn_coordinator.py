@@ -36,8 +36,8 @@ from tallystick.kernel.ids import (
 )
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import patch_offset_and_epoch, read_header
-from tallystick.storage.fs import DiskFull
-from tallystick.storage.log import AppendOrigin
+from tallystick.storage.disk.fs import DiskFull
+from tallystick.storage.state.producer_state import AppendOrigin
 from tallystick.testing import FakeClock
 
 T = TransactionalId("t")

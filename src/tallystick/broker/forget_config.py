@@ -6,7 +6,7 @@ from typing import Final
 
 from tallystick.broker.metadata.store import FILE_NAME, MetadataStore
 from tallystick.kernel.settings import BadConfig
-from tallystick.storage.fs import RealFileSystem
+from tallystick.storage.disk.fs import RealFileSystem
 from tallystick.storage.log_dir import LOCK_FILE, DirectoryInUse
 
 REMEDY: Final = "take one back with `tallystick broker --data-dir {} --forget-config NAME`"

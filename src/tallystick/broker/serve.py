@@ -36,7 +36,7 @@ from tallystick.kernel.limits import MIB
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import replace
 from tallystick.security.sasl.scram import SCRAM_MECHANISMS
-from tallystick.storage.fs import StorageFailure
+from tallystick.storage.disk.fs import StorageFailure
 
 _uvloop_factory: Callable[[], asyncio.AbstractEventLoop] | None
 try:

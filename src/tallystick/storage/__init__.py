@@ -1,4 +1,7 @@
-"""One partition's log on one disk, and the data directory that holds many: files, indexes, recovery.
+"""Partition logs on one disk: segments, indexes, recovery, compaction, and the data directory.
 
-`fs` makes every system call. Nothing here knows topic settings by name, coordinators or requests.
+From the top: `log_dir` owns a data directory; `compaction` cleans a log; `log` appends, reads, opens and
+deletes; `segments` are the files of a log; `state` decides about producers and batches; `checkpoints` are the
+small files beside the segments; `disk` makes every system call. Nothing here knows topic settings by name,
+coordinators or requests.
 """

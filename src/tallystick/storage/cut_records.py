@@ -22,7 +22,7 @@ from tallystick.protocol.records import (
     decode_records,
     read_marker,
 )
-from tallystick.storage.fs import FileSystem, RealFileSystem
+from tallystick.storage.disk.fs import FileSystem, RealFileSystem
 from tallystick.storage.segments.segment_scan import LOG_SUFFIX, SegmentScanner
 
 _OUTCOMES: Final = {ControlType.COMMIT: "committed", ControlType.ABORT: "aborted"}

@@ -5,7 +5,8 @@ log start offsets and cleaned offsets. A partition's directory is `topic-partiti
 `partition.metadata`; a directory whose name ends with `-delete` belongs to a deleted topic and is removed.
 """
 
-from collections.abc import Callable, MutableMapping
+import threading
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from contextlib import suppress
 from uuid import UUID, uuid4
 
@@ -14,29 +15,36 @@ from msgspec import field
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value, replace
 from tallystick.storage.checkpoints.checkpoint_text import (
+    MalformedFile,
     MetaProperties,
     format_meta_properties,
+    format_offsets,
     format_partition_metadata,
     format_uuid,
     parse_meta_properties,
+    parse_offsets,
     parse_partition_metadata,
 )
-from tallystick.storage.checkpoints.offset_checkpoints import OffsetCheckpoints
-from tallystick.storage.fs import (
+from tallystick.storage.disk.fs import (
+    CorruptLog,
     FileSystem,
     Lock,
     LogOffline,
     StorageFailure,
+    is_disk_full,
     make_directory,
     replace_file,
 )
-from tallystick.storage.log import Log, LogHooks, SpaceGuard, UnlimitedSpace, remove_files_now
-from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.malformed import MalformedFile
-from tallystick.storage.recovery import CorruptLog, RecoveryReport, Repair
+from tallystick.storage.disk.reserve import SpaceGuard, UnlimitedSpace
+from tallystick.storage.log.loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log.log import Log, LogHooks, remove_files_now
+from tallystick.storage.log.recovery import RecoveryReport, Repair
 from tallystick.storage.segments.log_segment import OpenSegmentCache
-from tallystick.storage.validation import LogConfig
+from tallystick.storage.state.validation import LogConfig
 
+RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
+LOG_START_FILE = "log-start-offset-checkpoint"
+CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
 META_PROPERTIES_FILE = "meta.properties"
 LOCK_FILE = ".lock"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
@@ -78,6 +86,86 @@ class DirectoryOptions(Value, kw_only=True):
     on_offline: Callable[[LogOffline], None] = _ignore_offline  # in any thread
     discard_files: Callable[[Log, list[str]], None] = remove_files_now
     open_segments_max: int = 256  # closed segments with open files, over all logs
+
+
+class OffsetCheckpoints:
+    """Recovery points, log start offsets and cleaned offsets, with their files. Owned by the data directory.
+
+    Source: Kafka's OffsetCheckpointFile, LogManager.checkpointLogRecoveryOffsets, checkpointLogStartOffsets.
+
+    The methods that write block, and may run in any thread. `cleaner_offsets` is changed by the cleaner.
+    """
+
+    def __init__(self, fs: FileSystem, directory: str, space_guard: SpaceGuard) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._space_guard = space_guard
+        # Held while checkpoints are written, so that an older one never replaces a newer one [LOG-6].
+        self._lock = threading.Lock()
+        self.recovery_points = self._load(RECOVERY_POINT_FILE)
+        self.log_starts = self._load(LOG_START_FILE)
+        self.cleaner_offsets = self._load(CLEANER_OFFSET_FILE)
+
+    def _load(self, name: str) -> dict[TopicPartition, int]:
+        path = f"{self._directory}/{name}"
+        if not self._fs.exists(path):
+            return {}
+        try:
+            return parse_offsets(self._fs.read_bytes(path).decode(), path)
+        except (MalformedFile, UnicodeDecodeError):
+            return {}  # logs are then scanned from their start: slow but correct
+
+    def retain(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget all other partitions, in memory: they were deleted."""
+        for offsets in (self.recovery_points, self.log_starts, self.cleaner_offsets):
+            for topic_partition in offsets.keys() - partitions:
+                del offsets[topic_partition]
+
+    def forget_topic(self, topic: str, retained: Collection[TopicPartition]) -> None:
+        """Forget a deleted topic's partitions except `retained` ones; write the files. Raises OSError."""
+        with self._lock:
+            for offsets in (self.recovery_points, self.log_starts, self.cleaner_offsets):
+                for each in [each for each in offsets if each.topic == topic and each not in retained]:
+                    offsets.pop(each, None)
+            # Before the name is reused: the old log's recovery point would make the new log look corrupt.
+            self._save(RECOVERY_POINT_FILE, self.recovery_points)
+            self._save(LOG_START_FILE, self.log_starts)
+            self._save(CLEANER_OFFSET_FILE, dict(self.cleaner_offsets))
+
+    def save(self, logs: Mapping[TopicPartition, Log]) -> None:
+        """Write recovery points, log start offsets and cleaned offsets. Raises OSError."""
+        with self._lock:
+            for topic_partition, log in list(logs.items()):  # a copy: the loop's thread goes on
+                if log.failure is None:
+                    self.recovery_points[topic_partition] = log.recovery_point
+            self._save(RECOVERY_POINT_FILE, self.recovery_points)
+            self._save_log_starts(logs)
+            self._save(CLEANER_OFFSET_FILE, dict(self.cleaner_offsets))
+
+    def save_log_starts(self, logs: Mapping[TopicPartition, Log]) -> None:
+        """Write the log start offsets. Raises OSError."""
+        with self._lock:
+            self._save_log_starts(logs)
+
+    def _save_log_starts(self, logs: Mapping[TopicPartition, Log]) -> None:
+        for topic_partition, log in list(logs.items()):
+            if log.log_start_offset or topic_partition in self.log_starts:
+                self.log_starts[topic_partition] = log.log_start_offset
+        self._save(LOG_START_FILE, self.log_starts)
+
+    def _save(self, name: str, offsets: dict[TopicPartition, int]) -> None:
+        """Write a checkpoint; on a full disk, with a piece of the reserve [RSV-1].
+
+        Otherwise nothing could be deleted from a full disk.
+        """
+        path, data = f"{self._directory}/{name}", format_offsets(offsets).encode()
+        try:
+            replace_file(self._fs, path, data)
+        except OSError as exc:
+            if not is_disk_full(exc):
+                raise
+            self._space_guard.release(len(data))
+            replace_file(self._fs, path, data)
 
 
 class LogDir:
@@ -275,15 +363,6 @@ class LogDir:
         return tuple(partitions)
 
     # -- deleting -------------------------------------------------------------------------------------------
-
-    def delete_topic(self, topic: str, topic_id: UUID) -> None:
-        """Delete all partitions of a topic. Raises: MalformedFile, OSError."""
-        foreign = self.find_foreign_partitions(topic, topic_id)
-        for each in self.list_partitions():
-            if each.topic == topic and each not in foreign:
-                self.close_for_deletion(each)
-        self.rename_for_deletion(topic, topic_id)
-        self.remove_deleted_logs()
 
     def close_for_deletion(self, topic_partition: TopicPartition) -> None:
         """Close the log of a partition that is about to be given up."""

@@ -17,8 +17,8 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, ProducerEpoch, ProducerIdAndEpoch, TimestampMs, TopicPartition
 from tallystick.protocol.records import iter_headers, read_marker
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker
-from tallystick.storage.fs import DiskFull
-from tallystick.storage.log import AppendResult, TxnGuard
+from tallystick.storage.disk.fs import DiskFull
+from tallystick.storage.log.log import AppendResult, TxnGuard
 
 P0 = TopicPartition(TOPIC, 0)
 OFFSETS_0 = TopicPartition("__consumer_offsets", 0)

@@ -24,11 +24,13 @@ from tallystick.protocol.records import (
     encode_batch,
     encode_marker,
 )
-from tallystick.storage.fs import StorageFailure
-from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogHooks, TxnGuard, UnlimitedSpace
-from tallystick.storage.log_loader import create_log
+from tallystick.storage.disk.fs import StorageFailure
+from tallystick.storage.disk.reserve import UnlimitedSpace
+from tallystick.storage.log.loader import create_log
+from tallystick.storage.log.log import AppendResult, Log, LogHooks, TxnGuard
 from tallystick.storage.segments.log_segment import OpenSegmentCache
-from tallystick.storage.validation import FlushPolicy, LogConfig
+from tallystick.storage.state.producer_state import AppendOrigin
+from tallystick.storage.state.validation import FlushPolicy, LogConfig
 from tallystick.testing import FakeClock
 
 

@@ -20,7 +20,7 @@ from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
 )
-from tallystick.storage.recovery import CorruptLog
+from tallystick.storage.disk.fs import CorruptLog
 
 LOG = "00000000000000000000.log"
 

@@ -16,7 +16,7 @@ from tallystick.broker.metadata.store import FILE_NAME, MetadataStore, Topic
 from tallystick.broker.partitions.data_directory import DataDirectory, DataDirectoryUnusable
 from tallystick.broker.partitions.partition import Partition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.storage.log import AppendResult
+from tallystick.storage.log.log import AppendResult
 from tallystick.testing import FakeClock
 
 TOPIC = Topic(name="t", topic_id=UUID(int=5), partitions=1)

@@ -20,7 +20,7 @@ from tallystick.protocol.messages.topics.delete_topics import DeleteTopicsReques
 from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataRequestTopic
 from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
-from tallystick.storage.log import AppendResult
+from tallystick.storage.log.log import AppendResult
 from tallystick.storage.log_dir import make_random_id
 
 

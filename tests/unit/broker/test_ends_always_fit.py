@@ -21,7 +21,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition, TransactionalId
 from tallystick.kernel.limits import MIB
-from tallystick.storage.producer_state import AppendOrigin
+from tallystick.storage.state.producer_state import AppendOrigin
 
 LIMIT_BYTES = 10_000
 

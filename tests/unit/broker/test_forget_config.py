@@ -11,7 +11,7 @@ from tallystick.broker.metadata.store import FILE_NAME, MetadataStore, Topic
 from tallystick.broker.serve import Service
 from tallystick.cli.commands import broker
 from tallystick.kernel.settings import BadConfig
-from tallystick.storage.fs import RealFileSystem
+from tallystick.storage.disk.fs import RealFileSystem
 from tallystick.storage.log_dir import LOCK_FILE, DirectoryInUse
 
 LOCATION = "listener.name.a.ssl.keystore.location"

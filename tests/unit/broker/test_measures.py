@@ -39,12 +39,12 @@ from tallystick.protocol.records import (
     encode_batch,
     encode_marker,
 )
-from tallystick.storage.log import AppendOrigin, AppendResult, LogHooks, TxnGuard, UnlimitedSpace
-from tallystick.storage.log_loader import create_log
-from tallystick.storage.producer_state import LATE_TRANSACTION_BUFFER_MS
-from tallystick.storage.reserve import DiskReserve
+from tallystick.storage.disk.reserve import DiskReserve, UnlimitedSpace
+from tallystick.storage.log.loader import create_log
+from tallystick.storage.log.log import AppendResult, LogHooks, TxnGuard
 from tallystick.storage.segments.log_segment import OpenSegmentCache
-from tallystick.storage.validation import FlushPolicy, LogConfig
+from tallystick.storage.state.producer_state import LATE_TRANSACTION_BUFFER_MS, AppendOrigin
+from tallystick.storage.state.validation import FlushPolicy, LogConfig
 from tallystick.testing import FakeClock
 
 MAX_TIMEOUT_MS = 900_000

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from tallystick.broker.metrics.broker_metrics import FAMILIES, BrokerMetrics
-from tallystick.broker.metrics.registry import MetricsRegistry
+from tallystick.broker.metrics.broker_metrics import FAMILIES, BrokerMetrics, MetricsRegistry
 from tallystick.broker.txn.machine.model import ForcedCause, TxnForcedOutcome
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TimestampMs

@@ -15,7 +15,7 @@ from tallystick.broker.coordinator.reload import (
     PartitionReloader,
 )
 from tallystick.kernel.codes import ErrorCode
-from tallystick.storage.fs import LogOffline
+from tallystick.storage.disk.fs import LogOffline
 from tallystick.testing import FakeClock
 
 

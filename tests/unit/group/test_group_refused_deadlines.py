@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.support.groups import G, MemoryPartition, MemoryTopic, Turn, World, commit, on_a_loop
 
-from tallystick.broker.group.deadlines import BACKOFF_MS
 from tallystick.broker.group.machine.commands import (
     GroupAnswer,
     JoinGroupResult,
@@ -16,11 +15,13 @@ from tallystick.broker.group.machine.commands import (
     SyncGroupResult,
 )
 from tallystick.broker.group.machine.model import GroupState
+from tallystick.broker.group.timeouts import BACKOFF_MS
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.value import replace
-from tallystick.storage.fs import DiskFull
-from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
+from tallystick.storage.disk.fs import DiskFull
+from tallystick.storage.log.log import NO_GUARD, AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import AppendOrigin
 
 REBALANCE_MS, SESSION_MS = 5_000, 10_000
 # A coordinator that tries for ever gets through then, so that the test ends.

@@ -38,8 +38,8 @@ from tallystick.kernel.ids import (
 )
 from tallystick.protocol.errors import EncodeError
 from tallystick.protocol.records import ControlType, EndTransactionMarker, encode_marker
-from tallystick.storage.fs import StorageFailure
-from tallystick.storage.log import NO_GUARD, AppendResult, TxnGuard
+from tallystick.storage.disk.fs import StorageFailure
+from tallystick.storage.log.log import NO_GUARD, AppendResult, TxnGuard
 
 EIO = OSError("input/output error")
 P = ProducerIdAndEpoch(ProducerId(7), ProducerEpoch(0))

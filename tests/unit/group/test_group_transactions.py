@@ -27,8 +27,8 @@ from tallystick.kernel.ids import (
     TopicPartition,
 )
 from tallystick.protocol.records import ControlType, EndTransactionMarker, encode_marker, read_header
-from tallystick.storage.log import NO_GUARD, AppendResult, TxnGuard
-from tallystick.storage.producer_state import VerificationStateEntry
+from tallystick.storage.log.log import NO_GUARD, AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import VerificationStateEntry
 
 
 def producer(number: int) -> ProducerIdAndEpoch:

@@ -12,7 +12,7 @@ from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
-from tallystick.storage.log import AppendOrigin
+from tallystick.storage.state.producer_state import AppendOrigin
 
 
 def forced(made: Leader) -> dict[str, float]:

@@ -29,7 +29,7 @@ from tallystick.protocol.messages.data.offset_for_leader_epoch import (
 )
 from tallystick.protocol.messages.txn.describe_producers import DescribeProducersRequest, TopicRequest
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.storage.fs import StorageFailure
+from tallystick.storage.disk.fs import StorageFailure
 
 PATH = "data/bad-0/00000000000000000000.log"
 

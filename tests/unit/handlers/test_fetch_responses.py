@@ -19,8 +19,10 @@ from tallystick.protocol.records import (
     encode_batch,
     encode_marker,
 )
-from tallystick.storage.log import AppendOrigin, AppendResult, CorruptLog, TxnGuard
-from tallystick.storage.segments.transaction_index import TransactionIndex
+from tallystick.storage.disk.fs import CorruptLog
+from tallystick.storage.log.log import AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import AppendOrigin
+from tallystick.storage.state.transaction_index import TransactionIndex
 
 MARKER_WRITER = ProducerIdAndEpoch(ProducerId(42), ProducerEpoch(1))
 

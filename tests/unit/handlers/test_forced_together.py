@@ -15,7 +15,7 @@ from tallystick.broker.txn.machine.model import OngoingPhase, TransactionResult,
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import replace
-from tallystick.storage.producer_state import AppendOrigin
+from tallystick.storage.state.producer_state import AppendOrigin
 
 
 async def ended_once(made: Leader, version: int = 2) -> ProducerIdAndEpoch:

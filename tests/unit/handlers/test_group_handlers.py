@@ -57,7 +57,8 @@ from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequestTopic,
 )
 from tallystick.protocol.records import read_header
-from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
+from tallystick.storage.log.log import NO_GUARD, AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import AppendOrigin
 from tallystick.testing import FakeClock
 
 TOPIC = Topic("t", UUID(int=5), 2)

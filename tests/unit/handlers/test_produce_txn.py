@@ -31,7 +31,8 @@ from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch,
 from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tallystick.protocol.records import iter_records
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
-from tallystick.storage.log import AppendOrigin, TxnGuard
+from tallystick.storage.log.log import TxnGuard
+from tallystick.storage.state.producer_state import AppendOrigin
 
 OTHER = TransactionalId("pay-8")
 

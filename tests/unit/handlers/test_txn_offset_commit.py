@@ -67,7 +67,7 @@ from tallystick.protocol.messages.txn.txn_offset_commit import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from tallystick.storage.log import TxnGuard
+from tallystick.storage.log.log import TxnGuard
 
 E = ErrorCode
 IMPLICIT = 5

@@ -29,7 +29,7 @@ from tallystick.protocol.records import (
 )
 from tallystick.protocol.records.faults import _check_records, find_faults, find_section_faults
 from tallystick.protocol.records.section import decompress_section
-from tallystick.storage.validation import needs_prevalidation
+from tallystick.storage.state.validation import needs_prevalidation
 
 NOW = 1_700_000_000_000
 FAR = NOW + 10**12

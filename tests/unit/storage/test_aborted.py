@@ -18,19 +18,14 @@ from tallystick.protocol.records import (
     encode_batch,
     encode_marker,
 )
-from tallystick.storage.log import (
-    AppendOrigin,
-    AppendResult,
-    CorruptLog,
-    Log,
-    LogConfig,
-    LogHooks,
-    UnlimitedSpace,
-)
-from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.malformed import MalformedFile
+from tallystick.storage.checkpoints.checkpoint_text import MalformedFile
+from tallystick.storage.disk.fs import CorruptLog
+from tallystick.storage.disk.reserve import UnlimitedSpace
+from tallystick.storage.log.loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log.log import AppendResult, Log, LogHooks
 from tallystick.storage.segments.log_segment import OpenSegmentCache
-from tallystick.storage.segments.transaction_index import (
+from tallystick.storage.state.producer_state import AppendOrigin
+from tallystick.storage.state.transaction_index import (
     ABORTED_ENTRY_SIZE,
     AbortedTxn,
     TransactionIndex,
@@ -38,6 +33,7 @@ from tallystick.storage.segments.transaction_index import (
     decode_aborted,
     encode_aborted,
 )
+from tallystick.storage.state.validation import LogConfig
 
 TXN = AbortedTxn(producer_id=7, first_offset=41, last_offset=60, last_stable_offset=61)
 

@@ -7,10 +7,9 @@ from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.checkpoints.checkpoint_text import parse_offsets
-from tallystick.storage.checkpoints.offset_checkpoints import LOG_START_FILE
-from tallystick.storage.log import AppendResult, LogConfig
-from tallystick.storage.log_dir import DirectoryOptions, LogDir
-from tallystick.storage.log_start import delete_oldest_segments
+from tallystick.storage.log.log import AppendResult, delete_oldest_segments
+from tallystick.storage.log_dir import LOG_START_FILE, DirectoryOptions, LogDir
+from tallystick.storage.state.validation import LogConfig
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

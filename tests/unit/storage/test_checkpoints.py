@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tallystick.kernel.ids import TopicPartition
 from tallystick.storage.checkpoints.checkpoint_text import (
+    MalformedFile,
     MetaProperties,
     format_epochs,
     format_meta_properties,
@@ -21,7 +22,6 @@ from tallystick.storage.checkpoints.checkpoint_text import (
     parse_uuid,
 )
 from tallystick.storage.checkpoints.leader_epochs import EpochEntry
-from tallystick.storage.malformed import MalformedFile
 
 OFFSETS = {TopicPartition("orders", 0): 17, TopicPartition("__consumer_offsets", 49): 0}
 # Kafka's Uuid.toString of 0x0123…: bytes in order, URL-safe base64 without padding.

@@ -20,13 +20,18 @@ from tallystick.protocol.records import (
     iter_headers,
     read_header,
 )
-from tallystick.storage import log_reader
-from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningFailed, CleaningRequest, clean_log
-from tallystick.storage.compaction.cleaner_worker import run_request
+from tallystick.storage.compaction.cleaner import (
+    CleanedGroup,
+    CleaningFailed,
+    CleaningRequest,
+    clean_log,
+    run_request,
+)
 from tallystick.storage.compaction.swap import SegmentSwap
-from tallystick.storage.log import AppendOrigin
-from tallystick.storage.log_start import delete_oldest_segments
-from tallystick.storage.recovery import CorruptLog
+from tallystick.storage.disk.fs import CorruptLog
+from tallystick.storage.log import reader as log_reader
+from tallystick.storage.log.log import delete_oldest_segments
+from tallystick.storage.state.producer_state import AppendOrigin
 
 P1 = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(0))
 P2 = ProducerIdAndEpoch(ProducerId(2), ProducerEpoch(0))

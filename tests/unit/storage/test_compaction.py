@@ -16,8 +16,8 @@ from tallystick.storage.compaction.rules import (
     group_segments,
     plan_cleaning,
 )
-from tallystick.storage.retention import SegmentInfo
-from tallystick.storage.segments.transaction_index import AbortedTxn
+from tallystick.storage.log.retention import SegmentInfo
+from tallystick.storage.state.transaction_index import AbortedTxn
 
 HOUR = 3_600_000
 # Five segments of 100 bytes, the newest record of each 5, 4, 3, 2 and 1 hours old; the last is active.

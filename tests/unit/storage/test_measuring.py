@@ -4,9 +4,11 @@ from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch, iter_headers
-from tallystick.storage.log import Log, LogConfig, LogHooks, UnlimitedSpace
-from tallystick.storage.log_loader import create_log
+from tallystick.storage.disk.reserve import UnlimitedSpace
+from tallystick.storage.log.loader import create_log
+from tallystick.storage.log.log import Log, LogHooks
 from tallystick.storage.segments.log_segment import OpenSegmentCache
+from tallystick.storage.state.validation import LogConfig
 
 NOW = 1_700_000_000_000
 

@@ -27,21 +27,15 @@ from tallystick.protocol.records import (
 )
 from tallystick.storage.compaction.cleaner import CleanedGroup, clean_log
 from tallystick.storage.compaction.swap import BlockingStep, InlineStep, SegmentSwap
-from tallystick.storage.fs import StorageFailure
-from tallystick.storage.group_commit import GroupCommit
-from tallystick.storage.log import (
-    AppendOrigin,
-    AppendResult,
-    DiskFull,
-    Log,
-    LogConfig,
-    LogHooks,
-    UnlimitedSpace,
-)
-from tallystick.storage.log_files import LEADER_EPOCH_FILE
-from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.reserve import DiskReserve
+from tallystick.storage.disk.fs import DiskFull, StorageFailure
+from tallystick.storage.disk.reserve import DiskReserve, UnlimitedSpace
+from tallystick.storage.log.files import LEADER_EPOCH_FILE
+from tallystick.storage.log.group_commit import GroupCommit
+from tallystick.storage.log.loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log.log import AppendResult, Log, LogHooks
 from tallystick.storage.segments.log_segment import OpenSegmentCache
+from tallystick.storage.state.producer_state import AppendOrigin
+from tallystick.storage.state.validation import LogConfig
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

@@ -8,14 +8,14 @@ from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.protocol.records.batch import BatchHeader
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker
-from tallystick.storage.producer_state import (
+from tallystick.storage.state.producer_state import (
     ACCEPTED,
     AppendOrigin,
     CompletedTxn,
     ProducerStateManager,
     VerificationStateEntry,
 )
-from tallystick.storage.segments.transaction_index import AbortedTxn
+from tallystick.storage.state.transaction_index import AbortedTxn
 
 TRANSACTIONAL = 0x10
 

@@ -8,7 +8,7 @@ from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.value import replace
 from tallystick.protocol.records.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker
-from tallystick.storage.producer_state import (
+from tallystick.storage.state.producer_state import (
     ACCEPTED,
     AppendOrigin,
     DuplicateBatch,

@@ -14,10 +14,13 @@ from tallystick.protocol.records import (
     encode_batch,
     encode_marker,
 )
-from tallystick.storage.log import AppendOrigin, DiskFull, Log, LogConfig, LogHooks, TxnGuard
-from tallystick.storage.log_loader import create_log
-from tallystick.storage.reserve import RESERVE_FILE, DiskReserve
+from tallystick.storage.disk.fs import DiskFull
+from tallystick.storage.disk.reserve import RESERVE_FILE, DiskReserve
+from tallystick.storage.log.loader import create_log
+from tallystick.storage.log.log import Log, LogHooks, TxnGuard
 from tallystick.storage.segments.log_segment import OpenSegmentCache
+from tallystick.storage.state.producer_state import AppendOrigin
+from tallystick.storage.state.validation import LogConfig
 
 CHUNK = 1_000
 SIZE = 4 * CHUNK

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tallystick.storage.retention import RetentionLimits, RetentionPlan, SegmentInfo, plan_retention
+from tallystick.storage.log.retention import RetentionLimits, RetentionPlan, SegmentInfo, plan_retention
 
 HOUR = 3_600_000
 # Four segments of 100 bytes; the newest record of each is 4, 3, 2 and 1 hours old.

@@ -2,13 +2,13 @@
 
 import pytest
 
+from tallystick.storage.checkpoints.checkpoint_text import MalformedFile
 from tallystick.storage.checkpoints.snapshots import (
     CachedBatch,
     ProducerSnapshotEntry,
     decode_snapshot,
     encode_snapshot,
 )
-from tallystick.storage.malformed import MalformedFile
 
 # Written by ProducerStateManager.writeSnapshot of kafka-storage 4.3.1 for ENTRIES.
 WRITTEN_BY_KAFKA = bytes.fromhex(

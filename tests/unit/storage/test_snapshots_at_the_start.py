@@ -22,10 +22,11 @@ from tallystick.protocol.records import (
     encode_batch,
     encode_marker,
 )
-from tallystick.storage.fs import OutOfDescriptors, StorageFailure
-from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig
+from tallystick.storage.disk.fs import OutOfDescriptors, StorageFailure
+from tallystick.storage.log.log import AppendResult, Log, delete_oldest_segments, delete_records_before
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
-from tallystick.storage.log_start import delete_oldest_segments, delete_records_before
+from tallystick.storage.state.producer_state import AppendOrigin
+from tallystick.storage.state.validation import LogConfig
 
 NOW: Final = 1_700_000_000_000
 TP: Final = TopicPartition("t", 0)

@@ -8,11 +8,11 @@ import pytest
 from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.storage.fs import DiskFull, LogOffline
-from tallystick.storage.log import AppendResult, Log, LogConfig
+from tallystick.storage.disk.fs import DiskFull, LogOffline
+from tallystick.storage.disk.reserve import DiskReserve
+from tallystick.storage.log.log import AppendResult, Log, delete_oldest_segments, delete_records_before
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
-from tallystick.storage.log_start import delete_oldest_segments, delete_records_before
-from tallystick.storage.reserve import DiskReserve
+from tallystick.storage.state.validation import LogConfig
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

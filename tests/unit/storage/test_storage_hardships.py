@@ -24,22 +24,13 @@ from tallystick.protocol.records import (
     encode_marker,
     iter_headers,
 )
-from tallystick.storage.fs import OutOfDescriptors
-from tallystick.storage.log import (
-    AppendOrigin,
-    AppendResult,
-    CorruptLog,
-    DiskFull,
-    Log,
-    LogConfig,
-    LogHooks,
-    StorageFailure,
-    UnlimitedSpace,
-)
-from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.log_start import delete_records_before
-from tallystick.storage.reserve import DiskReserve
+from tallystick.storage.disk.fs import CorruptLog, DiskFull, OutOfDescriptors, StorageFailure
+from tallystick.storage.disk.reserve import DiskReserve, UnlimitedSpace
+from tallystick.storage.log.loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log.log import AppendResult, Log, LogHooks, delete_records_before
 from tallystick.storage.segments.log_segment import OpenSegmentCache
+from tallystick.storage.state.producer_state import AppendOrigin
+from tallystick.storage.state.validation import LogConfig
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

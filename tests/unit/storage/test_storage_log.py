@@ -19,21 +19,13 @@ from tallystick.protocol.records import (
     iter_headers,
     read_header,
 )
-from tallystick.storage.log import (
-    AppendResult,
-    CorruptLog,
-    DiskFull,
-    Log,
-    LogConfig,
-    LogHooks,
-    LogOffline,
-    StorageFailure,
-    UnlimitedSpace,
-)
-from tallystick.storage.log_files import LEADER_EPOCH_FILE
-from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.log_start import delete_records_before
+from tallystick.storage.disk.fs import CorruptLog, DiskFull, LogOffline, StorageFailure
+from tallystick.storage.disk.reserve import UnlimitedSpace
+from tallystick.storage.log.files import LEADER_EPOCH_FILE
+from tallystick.storage.log.loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log.log import AppendResult, Log, LogHooks, delete_records_before
 from tallystick.storage.segments.log_segment import OpenSegmentCache
+from tallystick.storage.state.validation import LogConfig
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

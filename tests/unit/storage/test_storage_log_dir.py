@@ -12,9 +12,9 @@ from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage import log_dir
-from tallystick.storage.fs import RealFileSystem, StorageFailure
-from tallystick.storage.group_commit import HELPED_LOGS_MIN, GroupCommit
-from tallystick.storage.log import AppendResult, Log, LogConfig
+from tallystick.storage.disk.fs import RealFileSystem, StorageFailure
+from tallystick.storage.log.group_commit import HELPED_LOGS_MIN, GroupCommit
+from tallystick.storage.log.log import AppendResult, Log
 from tallystick.storage.log_dir import (
     DirectoryInUse,
     DirectoryOptions,
@@ -22,6 +22,7 @@ from tallystick.storage.log_dir import (
     LogDir,
     parse_directory_name,
 )
+from tallystick.storage.state.validation import LogConfig
 from tallystick.testing import eventually
 
 NOW = 1_700_000_000_000

@@ -2,10 +2,10 @@
 
 from itertools import product
 
-from tallystick.storage.recovery import (
+from tallystick.storage.disk.fs import CorruptLog
+from tallystick.storage.log.recovery import (
     LEFTOVER_ACTIONS,
     RECOVERY_ACTIONS,
-    CorruptLog,
     LeftoverFile,
     RecoveryReport,
     Repair,

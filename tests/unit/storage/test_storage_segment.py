@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tallystick.protocol.records import BatchMeta, Record, encode_batch, patch_offset_and_epoch
 from tallystick.storage.segments import segment_scan
-from tallystick.storage.segments.indexes import OffsetIndex, TimeIndex, fits_relative_offset
+from tallystick.storage.segments.indexes import OffsetIndex, TimeIndex
 from tallystick.storage.segments.segment_scan import (
     SCAN_BYTES,
     SegmentFileName,
@@ -171,8 +171,3 @@ def test_indexes_round_trip_and_refuse_what_cannot_be() -> None:
 @pytest.mark.parametrize("data", [None, b"\0" * 7, bytes(16), bytes.fromhex("ffffffff00000000")])
 def test_an_index_that_cannot_be_right_is_no_index(data: bytes | None) -> None:
     assert OffsetIndex.decode(data) is None
-
-
-def test_relative_offsets_are_int32() -> None:
-    assert fits_relative_offset(2**31 - 1, 0)
-    assert not fits_relative_offset(2**31, 0)

@@ -3,10 +3,11 @@
 from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.storage.log import AppendResult, Log, LogConfig, LogHooks, UnlimitedSpace
-from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.log_start import delete_oldest_segments
+from tallystick.storage.disk.reserve import UnlimitedSpace
+from tallystick.storage.log.loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log.log import AppendResult, Log, LogHooks, delete_oldest_segments
 from tallystick.storage.segments.log_segment import OpenSegmentCache
+from tallystick.storage.state.validation import LogConfig
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

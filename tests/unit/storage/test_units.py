@@ -7,8 +7,8 @@ import pytest
 from tests.support.compacted import Compacted
 
 from tallystick.protocol import frames
-from tallystick.storage import fs
 from tallystick.storage.compaction import rules
+from tallystick.storage.disk import fs
 
 UNIT = 4
 SIZES = [0, 1, UNIT - 1, UNIT, UNIT + 1, 2 * UNIT, 2 * UNIT + 1, 10 * UNIT]

@@ -53,7 +53,7 @@ from tallystick.kernel.ids import (
     TransactionalId,
 )
 from tallystick.kernel.value import replace
-from tallystick.storage.fs import StorageFailure
+from tallystick.storage.disk.fs import StorageFailure
 
 # ---- order of effects
 

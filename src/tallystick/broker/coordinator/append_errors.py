@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.storage.fs import LogOffline, StorageFailure
+from tallystick.storage.disk.fs import LogOffline, StorageFailure
 
 _log = logging.getLogger("tallystick.coordinators")
 

@@ -22,8 +22,7 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import iter_headers
-from tallystick.storage.fs import LogOffline
-from tallystick.storage.recovery import CorruptLog
+from tallystick.storage.disk.fs import CorruptLog, LogOffline
 
 BACKOFF_MS: Final = 100
 BACKOFF_DOUBLINGS: Final = 8

@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from tallystick.broker.coordinator.reload import CoordinatorRefusals, PartitionReloader, find_last_offset
-from tallystick.broker.coordinator.requester import Requester
 from tallystick.broker.coordinator.timer import CoordinatorTimer
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
@@ -38,7 +38,7 @@ class PendingCommand(Generic[CommandT, AnswerT]):
     command: CommandT
     future: "asyncio.Future[AnswerT | Reject]"
     has_deadline: bool = False
-    requester: Requester | None = None
+    requester: RequestContext | None = None
 
 
 @dataclass(slots=True, eq=False)

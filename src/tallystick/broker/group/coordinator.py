@@ -21,7 +21,7 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, ProducerId
-from tallystick.storage.log import AppendResult, TxnGuard
+from tallystick.storage.log.log import AppendResult, TxnGuard
 
 
 class GroupCoordinator:

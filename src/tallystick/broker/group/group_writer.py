@@ -17,7 +17,8 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, Offset
-from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
+from tallystick.storage.log.log import NO_GUARD, AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import AppendOrigin
 
 # Refusals of a batch because of its content.
 _CONTENT_ERRORS: Final = (

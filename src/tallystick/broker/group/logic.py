@@ -55,7 +55,7 @@ from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, Offset
-from tallystick.storage.log import NO_GUARD, TxnGuard
+from tallystick.storage.log.log import NO_GUARD, TxnGuard
 
 log = logging.getLogger("tallystick.groups")
 

@@ -6,7 +6,8 @@ from typing import Protocol
 from tallystick.broker.coordinator.log_order import DurableFuture
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
-from tallystick.storage.log import AppendOrigin, AppendResult, TxnGuard
+from tallystick.storage.log.log import AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import AppendOrigin
 
 
 class OffsetsPartition(Protocol):

@@ -8,6 +8,10 @@ open transaction is matched with the coordinator's at that moment. Kafka's leade
 * a late transaction of two-phase commit, which only its client may end, is counted separately;
 * a transaction that no coordinator knows shows up at once, not after transaction.max.timeout.ms.
 
+A gauge is read at each scrape; a counter is a number that is incremented where the event happens. A broker
+without `metrics.listener` counts too. `tallystick.metrics.model` says how metrics are named; see
+docs/notes/performance.md.
+
 Source: KIP-664 "Metrics", KIP-939 "Metric Changes"; Kafka 4.3: ReplicaManager, Partition.
 """
 
@@ -16,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
-from tallystick.broker.metrics.registry import Counter, MetricsRegistry
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from tallystick.broker.server.authentication_counts import AuthenticationCounts
@@ -34,8 +37,15 @@ from tallystick.broker.txn.machine.model import (
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TimestampMs
 from tallystick.kernel.value import Value
-from tallystick.metrics.model import MetricReading, Sample, make_counter, make_gauge, make_kafka_metric
-from tallystick.storage.producer_state import LATE_TRANSACTION_BUFFER_MS, ProducerStateEntry
+from tallystick.metrics.model import (
+    MetricFamily,
+    MetricReading,
+    Sample,
+    make_counter,
+    make_gauge,
+    make_kafka_metric,
+)
+from tallystick.storage.state.producer_state import LATE_TRANSACTION_BUFFER_MS, ProducerStateEntry
 
 # Partitions, transactions or ids looked at before the walk yields to the loop.
 SLICE_PARTITIONS: Final = 256
@@ -250,6 +260,62 @@ FAMILIES: Final = (
     *(ACLS, AUTHORIZATIONS),
     *(VERIFICATION_FAILURES, FORCED, DELETIONS_REFUSED, RELOADS),
 )
+
+
+class Counter:
+    """A counter, from 0 at the start. Used on the loop."""
+
+    __slots__ = ("_values", "family")
+
+    def __init__(self, family: MetricFamily, *label_values: tuple[str, ...]) -> None:
+        """Create a counter. `label_values`: those shown as 0 before anything was counted."""
+        self.family = family
+        self._values: dict[tuple[str, ...], int] = dict.fromkeys(
+            label_values or ([] if family.labels else [()]), 0
+        )
+
+    def add(self, *labels: str, by: int = 1) -> None:
+        """Count `by` more under these values of the labels."""
+        self._values[labels] = self._values.get(labels, 0) + by
+
+    def value(self, *labels: str) -> int:
+        return self._values.get(labels, 0)
+
+    def samples(self) -> Iterator[Sample]:
+        return iter(list(self._values.items()))
+
+
+# Reads gauges. It yields None after some work without a reading, so that the loop can run.
+ReadingSource = Callable[[], Iterator[MetricReading | None]]
+
+
+class MetricsRegistry:
+    """Every metric of one broker. Owned by it, used on its loop.
+
+    Read in steps: the loop does other work between two of them, so that a scrape of a broker with many
+    partitions takes longer and blocks nothing.
+    """
+
+    def __init__(self) -> None:
+        self._counters: list[Counter] = []
+        self._sources: list[ReadingSource] = []
+
+    def counter(self, family: MetricFamily, *label_values: tuple[str, ...]) -> Counter:
+        """Create a counter, and include it in scrapes."""
+        counter = Counter(family, *label_values)
+        self._counters.append(counter)
+        return counter
+
+    def add_source(self, source: ReadingSource) -> None:
+        """Read `source` at every scrape."""
+        self._sources.append(source)
+
+    def read(self) -> Iterator[MetricReading | None]:
+        """Read every metric in order; None after some of a source's work, so that the loop can run."""
+        for each in self._counters:
+            yield each.family, each.samples()
+        for source in self._sources:
+            yield from source()
 
 
 class BrokerMetrics:

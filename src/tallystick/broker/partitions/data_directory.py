@@ -34,12 +34,12 @@ from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.kernel.limits import MIB
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import Codec, TimestampType
-from tallystick.storage.fs import FileSystem, RealFileSystem, StorageFailure
-from tallystick.storage.group_commit import GroupCommit
-from tallystick.storage.log import Log
+from tallystick.storage.disk.fs import FileSystem, RealFileSystem, StorageFailure
+from tallystick.storage.disk.reserve import DiskReserve
+from tallystick.storage.log.group_commit import GroupCommit
+from tallystick.storage.log.log import Log
 from tallystick.storage.log_dir import META_PROPERTIES_FILE, DirectoryOptions, LogDir
-from tallystick.storage.reserve import DiskReserve
-from tallystick.storage.validation import FlushPolicy, LogConfig
+from tallystick.storage.state.validation import FlushPolicy, LogConfig
 
 _log = logging.getLogger("tallystick.broker.files")
 

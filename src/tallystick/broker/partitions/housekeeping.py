@@ -14,10 +14,10 @@ from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.partitions.partition import Partition
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import TopicPartition
-from tallystick.storage.fs import StorageFailure, is_disk_failure
-from tallystick.storage.log import Log
+from tallystick.storage.disk.fs import StorageFailure, is_disk_failure
+from tallystick.storage.disk.reserve import DiskReserve
+from tallystick.storage.log.log import Log
 from tallystick.storage.log_dir import LogDir
-from tallystick.storage.reserve import DiskReserve
 
 T = TypeVar("T")
 

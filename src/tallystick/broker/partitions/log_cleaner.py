@@ -1,8 +1,8 @@
 """Scheduling of log cleaning: retention on a timer, compaction in a child process, one log at a time.
 
 The loop picks the log that needs it most, requests a round from a child
-(`storage.compaction.cleaner_worker`) and puts each segment that comes back in place with a few renames;
-blocking work runs in a thread. The rules of what is kept are in `storage.retention` and
+(`storage.compaction.cleaner`) and puts each segment that comes back in place with a few renames;
+blocking work runs in a thread. The rules of what is kept are in `storage.log.retention` and
 `storage.compaction.rules`.
 
 Source: Kafka's LogCleaner, LogCleanerManager, LogManager.cleanupLogs.
@@ -22,16 +22,15 @@ from tallystick.kernel.value import Value
 from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningRequest, remove_files
 from tallystick.storage.compaction.rules import CleaningLimits, LogToClean, plan_cleaning
 from tallystick.storage.compaction.swap import BlockingStep, InlineStep, SegmentSwap
-from tallystick.storage.fs import StorageFailure, is_out_of_descriptors
-from tallystick.storage.log import Log
-from tallystick.storage.log_start import delete_oldest_segments
-from tallystick.storage.retention import RetentionLimits, RetentionPlan, SegmentInfo, plan_retention
+from tallystick.storage.disk.fs import StorageFailure, is_out_of_descriptors
+from tallystick.storage.log.log import Log, delete_oldest_segments
+from tallystick.storage.log.retention import RetentionLimits, RetentionPlan, SegmentInfo, plan_retention
 from tallystick.storage.segments.segment_scan import CLEANED_SUFFIX, SWAP_SUFFIX
-from tallystick.storage.validation import COMPACT, DELETE
+from tallystick.storage.state.validation import COMPACT, DELETE
 
 _log = logging.getLogger("tallystick.broker.cleaning")
 
-_WORKER: Final = "tallystick.storage.compaction.cleaner_worker"
+_WORKER: Final = "tallystick.storage.compaction.cleaner"
 # A child that is silent for this long waits for a hanging disk; it is killed and the round is lost.
 _WORKER_SILENCE_S_MAX: Final = 3600.0
 # Backoff limit: a log whose compaction keeps failing is read in full at each attempt.

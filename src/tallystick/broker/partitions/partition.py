@@ -19,20 +19,11 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchHeader
-from tallystick.storage.fs import StorageFailure
-from tallystick.storage.log import (
-    NO_GUARD,
-    AppendOrigin,
-    AppendResult,
-    Log,
-    LogConfig,
-    LogOffline,
-    TxnGuard,
-)
-from tallystick.storage.log_start import delete_records_before
-from tallystick.storage.producer_state import VerificationStateEntry
-from tallystick.storage.recovery import CorruptLog
-from tallystick.storage.segments.transaction_index import AbortedTxn
+from tallystick.storage.disk.fs import CorruptLog, LogOffline, StorageFailure
+from tallystick.storage.log.log import NO_GUARD, AppendResult, Log, TxnGuard, delete_records_before
+from tallystick.storage.state.producer_state import AppendOrigin, VerificationStateEntry
+from tallystick.storage.state.transaction_index import AbortedTxn
+from tallystick.storage.state.validation import LogConfig
 
 _log = logging.getLogger("tallystick.broker.partitions")
 

@@ -41,9 +41,9 @@ from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
-from tallystick.storage.fs import is_disk_failure, is_transient
+from tallystick.storage.disk.fs import is_disk_failure, is_transient
 from tallystick.storage.log_dir import make_random_id
-from tallystick.storage.validation import LogConfig
+from tallystick.storage.state.validation import LogConfig
 
 _log = logging.getLogger("tallystick.broker.topics")
 

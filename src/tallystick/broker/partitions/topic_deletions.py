@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from tallystick.broker.metadata.store import STORAGE_FAILURES, MetadataStore, Topic
 from tallystick.broker.metadata.worker import BlockingWorker
 from tallystick.kernel.ids import TopicPartition
-from tallystick.storage.fs import is_disk_failure
+from tallystick.storage.disk.fs import is_disk_failure
 
 _log = logging.getLogger("tallystick.broker.topics")
 

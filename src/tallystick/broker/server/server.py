@@ -23,7 +23,6 @@ from msgspec import field
 
 from tallystick.broker.authorizer.known_rights import KnownRights
 from tallystick.broker.config.broker_config import BrokerConfig
-from tallystick.broker.server.closed_transport import CLOSED_TRANSPORT
 from tallystick.broker.server.connection_limits import ConnectionCounts
 from tallystick.broker.server.listening import (
     ListeningPort,
@@ -39,7 +38,7 @@ from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.login_rules import FindScramCredential, find_no_credential
 from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
-from tallystick.broker.server.unsent import UnsentAnswers
+from tallystick.broker.server.unsent import CLOSED_TRANSPORT, UnsentAnswers
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.settings import BadConfig, collect_problems

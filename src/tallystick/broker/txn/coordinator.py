@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-from tallystick.broker.coordinator.requester import Requester
 from tallystick.broker.coordinator.runtime import answer
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.logic import REFUSALS, AnswerFuture, TransactionLogic, make_pending
 from tallystick.broker.txn.machine.commands import TxnAnswer, TxnCommand
 from tallystick.broker.txn.machine.model import TxnEntry, TxnForcedOutcome
@@ -141,7 +141,7 @@ class TransactionCoordinator:
         return REFUSALS.stopped if self._runtime.is_stopped else await self._topic.ensure_exists()
 
     async def execute(
-        self, transactional_id: TransactionalId, command: TxnCommand, requester: Requester | None = None
+        self, transactional_id: TransactionalId, command: TxnCommand, requester: RequestContext | None = None
     ) -> TxnAnswer:
         """Run one command. Returns when it is durable and applied, or refused, or overdue.
 
@@ -153,7 +153,7 @@ class TransactionCoordinator:
         return await self.submit(transactional_id, command, requester)
 
     def submit(
-        self, transactional_id: TransactionalId, command: TxnCommand, requester: Requester | None = None
+        self, transactional_id: TransactionalId, command: TxnCommand, requester: RequestContext | None = None
     ) -> AnswerFuture:
         """Do as `execute`; the future is done already where nothing had to be waited for."""
         pending = make_pending(command, requester)
@@ -169,7 +169,7 @@ class TransactionCoordinator:
 
         For partition leaders, whose additions to a transaction are answered before (ADR 0050).
         """
-        return self._logic.unsynced_records.when_durable(transactional_id)
+        return self._logic.when_durable(transactional_id)
 
     @asynccontextmanager
     async def pause_commands(self) -> AsyncIterator[Reject | None]:
@@ -189,7 +189,7 @@ class TransactionCoordinator:
         is_awaited = refill is not None and any(self._logic.producer_id_pool.iter_waiting())
         return [
             *([refill] if refill is not None and is_awaited else []),
-            *self._logic.unsynced_records.list_futures(),
+            *self._logic.list_unsynced(),
         ]
 
     def tick(self) -> int:

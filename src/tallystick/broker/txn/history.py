@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tallystick.broker.coordinator.requester import Requester
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import EntryStored, TxnRecord
 from tallystick.broker.txn.machine.model import DecidedPhase, OngoingPhase, TransactionResult, TxnEntry
 from tallystick.kernel.ids import TransactionalId
@@ -48,7 +48,7 @@ class TransactionHistory:
         self._state_count = 0
 
     def note_applied(
-        self, records: Iterable[TxnRecord], requester: Requester | None, now_ms: Callable[[], int]
+        self, records: Iterable[TxnRecord], requester: RequestContext | None, now_ms: Callable[[], int]
     ) -> None:
         """Note the records of a step that was applied [HIS-1]."""
         for record in records:
@@ -57,7 +57,7 @@ class TransactionHistory:
             else:
                 self.note_removed(record.transactional_id, now_ms())
 
-    def note(self, entry: TxnEntry, requester: Requester | None) -> None:
+    def note(self, entry: TxnEntry, requester: RequestContext | None) -> None:
         """Note a state. Cost: 0.3 us."""
         phase = entry.phase
         if isinstance(phase, OngoingPhase):

@@ -18,7 +18,6 @@ from tallystick.broker.coordinator.append_errors import (
     translate_append_error,
 )
 from tallystick.broker.coordinator.reload import CoordinatorRefusals
-from tallystick.broker.coordinator.requester import Requester
 from tallystick.broker.coordinator.runtime import (
     CommandQueue,
     CoordinatorRuntime,
@@ -28,13 +27,13 @@ from tallystick.broker.coordinator.runtime import (
     answer_all,
 )
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.codec import encode_batch_of, partition_for
 from tallystick.broker.txn.history import TransactionHistory
 from tallystick.broker.txn.loader import TransactionLogLoader
 from tallystick.broker.txn.machine.apply import TxnEntryTable, apply_event
 from tallystick.broker.txn.machine.commands import (
     AddPartitionsByLeader,
-    MarkersWritten,
     PendingPolicy,
     TxnAnswer,
     TxnCommand,
@@ -45,17 +44,16 @@ from tallystick.broker.txn.machine.commands import (
 from tallystick.broker.txn.machine.consistency import decide_replace_producer_id
 from tallystick.broker.txn.machine.decide import CONCURRENT_TRANSACTIONS, decide, refuse_while_pending
 from tallystick.broker.txn.machine.end_txn import find_missing_markers
-from tallystick.broker.txn.machine.model import DecidedPhase, TxnEntry, TxnForcedOutcome
+from tallystick.broker.txn.machine.model import TxnEntry, TxnForcedOutcome
 from tallystick.broker.txn.marker_sender import MarkerSender, MarkerWriter
 from tallystick.broker.txn.ports import TransactionStatePartition, TransactionStateTopic, TxnSettings
 from tallystick.broker.txn.producer_id_pool import NO_PRODUCER_ID, ProducerIdPool
-from tallystick.broker.txn.unsynced import UnsyncedRecords
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import ProducerId, ProducerIdAndEpoch, TransactionalId
+from tallystick.kernel.ids import Offset, ProducerId, TransactionalId
 from tallystick.kernel.value import replace
-from tallystick.storage.producer_state import AppendOrigin
+from tallystick.storage.state.producer_state import AppendOrigin
 
 _log = logging.getLogger("tallystick.transactions")
 
@@ -103,7 +101,7 @@ class TransactionLogic:
         )
         self.entries = TxnEntryTable(self.partition_for)
         self.history = TransactionHistory()
-        self.marker_sender = MarkerSender(markers, self, self.runtime.timer)
+        self.marker_sender = MarkerSender(markers, self.runtime, self.entries)
         self.producer_id_pool = ProducerIdPool(new_producer_id, self._decide_with_producer_id)
         self.loader = TransactionLogLoader(
             self.runtime,
@@ -113,9 +111,8 @@ class TransactionLogic:
             send_markers=self._send_markers,
             move=self._replace_producer_id,
         )
-        self.unsynced_records = UnsyncedRecords(
-            self.partition_for, self._find_partition, self.runtime.fail_partition_once
-        )
+        # The last record of each id that took effect before it was durable, until it is found durable.
+        self._unsynced_offsets: dict[TransactionalId, Offset] = {}
         # Commands that arrived while the previous transaction's markers were in flight; decided again after.
         self._waiting_for_completion: dict[TransactionalId, deque[PendingTxnCommand]] = {}
 
@@ -270,7 +267,7 @@ class TransactionLogic:
             return translate_append_error(result)
         if step.needs_durable:
             return partition.when_durable(result.last_offset)
-        self.unsynced_records.note(transactional_id, result.last_offset)
+        self._unsynced_offsets[transactional_id] = result.last_offset
         return None
 
     def _execute_step(
@@ -284,7 +281,7 @@ class TransactionLogic:
             self.entries.put(transactional_id, entry)
             self.history.note_applied(step.records, group[0].requester, self.runtime.timer.now_ms)
             if entry is None:
-                self.unsynced_records.forget(transactional_id)
+                self._unsynced_offsets.pop(transactional_id, None)
             if (
                 entry is not None
                 and entry.forced_outcomes
@@ -318,33 +315,36 @@ class TransactionLogic:
         self.history.note_applied(step.records, None, self.runtime.timer.now_ms)
         return None
 
+    # ---- records that took effect before they were durable
+
+    def when_durable(self, transactional_id: TransactionalId) -> "asyncio.Future[None] | None":
+        """Return a future, done when everything that took effect for the id is durable; None: it is.
+
+        The future fails with the sync's exception; the partition of the log is lost then.
+        """
+        offset = self._unsynced_offsets.get(transactional_id)
+        if offset is None:
+            return None
+        index = self.partition_for(transactional_id)
+        partition = self._find_partition(index)
+        durable = None if partition is None else partition.when_durable(offset)
+        if durable is None:
+            del self._unsynced_offsets[transactional_id]
+        else:
+            durable.add_done_callback(partial(self._fail_if_unsynced, index))
+        return durable
+
+    def list_unsynced(self) -> "list[asyncio.Future[None]]":
+        """Return futures that are done when everything that took effect is durable."""
+        futures = map(self.when_durable, tuple(self._unsynced_offsets))
+        return [durable for durable in futures if durable is not None]
+
+    def _fail_if_unsynced(self, index: int, durable: "asyncio.Future[None]") -> None:
+        failure = None if durable.cancelled() else durable.exception()
+        if failure is not None:
+            self.runtime.fail_partition_once(index, failure)
+
     # ---- markers
-
-    def submit_markers_written(
-        self, transactional_id: TransactionalId, command: MarkersWritten
-    ) -> AnswerFuture:
-        """Do as `submit`, and also while the broker is stopping: a decided transaction may be completed."""
-        pending = make_pending(command)
-        self.runtime.submit_internal(transactional_id, pending)
-        return pending.future
-
-    def is_awaiting_markers(self, transactional_id: TransactionalId, marker: ProducerIdAndEpoch) -> bool:
-        """Return whether the id still waits for these markers."""
-        entry = self.entries.get(transactional_id)
-        return (
-            entry is not None
-            and isinstance(entry.phase, DecidedPhase)
-            and entry.phase.marker_identity == marker
-        )
-
-    def count_losses(self, transactional_id: TransactionalId) -> int:
-        """Return how often the id's partition was lost."""
-        counts = self.runtime.reloader.loss_counts
-        return counts[self.partition_for(transactional_id)] if counts else 0
-
-    def wake_at(self, at_ms: int) -> None:
-        """Call `tick` at this monotonic time or before."""
-        self.runtime.timer.arm(at_ms)
 
     def _send_markers(self, entry: TxnEntry) -> None:
         send = find_missing_markers(entry)
@@ -353,7 +353,7 @@ class TransactionLogic:
             self.marker_sender.send(transactional_id, send, self.get_coordinator_epoch(transactional_id))
 
 
-def make_pending(command: TxnCommand, requester: Requester | None = None) -> PendingTxnCommand:
+def make_pending(command: TxnCommand, requester: RequestContext | None = None) -> PendingTxnCommand:
     """Return a command with a future for its answer."""
     return PendingCommand(command, asyncio.get_running_loop().create_future(), requester=requester)
 

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol
 
-from tallystick.broker.txn.machine.commands import MarkerRequest, MarkersWritten, TxnAnswer
-from tallystick.kernel.clock import Clock
+from tallystick.broker.coordinator.runtime import CoordinatorRuntime, PendingCommand
+from tallystick.broker.txn.machine.apply import TxnEntryTable
+from tallystick.broker.txn.machine.commands import MarkerRequest, MarkersWritten, TxnAnswer, TxnCommand
+from tallystick.broker.txn.machine.model import DecidedPhase
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TopicPartition, TransactionalId
+from tallystick.kernel.ids import Offset, TopicPartition, TransactionalId
 
 _log = logging.getLogger("tallystick.transactions")
 
@@ -45,26 +47,6 @@ class MarkerWriter(Protocol):
         ...
 
 
-class MarkerOwner(Protocol):
-    """The coordinator, which owns the markers."""
-
-    def submit_markers_written(
-        self, transactional_id: TransactionalId, command: MarkersWritten
-    ) -> "asyncio.Future[TxnAnswer]": ...
-
-    def is_awaiting_markers(self, transactional_id: TransactionalId, marker: ProducerIdAndEpoch) -> bool:
-        """Return whether the id still waits for these markers."""
-        ...
-
-    def count_losses(self, transactional_id: TransactionalId) -> int:
-        """Return how often the id's state was lost: markers sent before a loss are sent again."""
-        ...
-
-    def wake_at(self, at_ms: int) -> None:
-        """Call `retry_due` at this monotonic time."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class _MarkerDelivery:
     """The markers of one transaction."""
@@ -84,10 +66,15 @@ class _MarkerDelivery:
 class MarkerSender:
     """All markers in flight. Lives on the loop, owned by the transaction coordinator."""
 
-    def __init__(self, sink: MarkerWriter, owner: MarkerOwner, clock: Clock) -> None:
-        self._writer = sink
-        self._owner = owner
-        self._clock = clock
+    def __init__(
+        self,
+        writer: MarkerWriter,
+        runtime: CoordinatorRuntime[TransactionalId, TxnCommand, TxnAnswer],
+        entries: TxnEntryTable,
+    ) -> None:
+        self._writer = writer
+        self._runtime = runtime
+        self._entries = entries
         self._queue: deque[_MarkerDelivery] = deque()
         self._retry_heap: list[tuple[int, int, _MarkerDelivery]] = []
         self._heap_sequence = count()
@@ -95,10 +82,10 @@ class MarkerSender:
         self._run_handle: asyncio.Handle | None = None
         self._is_stopped = False
 
-    def send(self, transactional_id: TransactionalId, send: MarkerRequest, coordinator_epoch: int) -> None:
+    def send(self, transactional_id: TransactionalId, request: MarkerRequest, coordinator_epoch: int) -> None:
         """Begin to write markers. The first is written in the next turn of the loop, after the answer."""
-        losses, to_write = self._owner.count_losses(transactional_id), deque(sorted(send.partitions))
-        self._enqueue(_MarkerDelivery(transactional_id, send, coordinator_epoch, losses, to_write))
+        losses, unwritten = self._count_losses(transactional_id), deque(sorted(request.partitions))
+        self._enqueue(_MarkerDelivery(transactional_id, request, coordinator_epoch, losses, unwritten))
 
     def stop(self) -> None:
         """Drop all deliveries; the next start begins them again."""
@@ -119,7 +106,7 @@ class MarkerSender:
             delivery.retriable.clear()
             self._enqueue(delivery)
         if self._retry_heap:
-            self._owner.wake_at(self._retry_heap[0][0])
+            self._runtime.timer.arm(self._retry_heap[0][0])
 
     def _enqueue(self, delivery: _MarkerDelivery) -> None:
         if self._is_stopped or delivery.is_queued:
@@ -146,9 +133,18 @@ class MarkerSender:
             self._schedule_run()
 
     def _is_current(self, delivery: _MarkerDelivery) -> bool:
-        name = delivery.transactional_id
-        is_decided = self._owner.is_awaiting_markers(name, delivery.request.marker_identity)
-        return is_decided and delivery.loss_count == self._owner.count_losses(name)
+        """Return whether the id still waits for these markers, and its state was not lost since `send`."""
+        entry = self._entries.get(delivery.transactional_id)
+        return (
+            entry is not None
+            and isinstance(entry.phase, DecidedPhase)
+            and entry.phase.marker_identity == delivery.request.marker_identity
+            and delivery.loss_count == self._count_losses(delivery.transactional_id)
+        )
+
+    def _count_losses(self, transactional_id: TransactionalId) -> int:
+        counts = self._runtime.reloader.loss_counts
+        return counts[self._entries.partition_for(transactional_id)] if counts else 0
 
     def _write_slice(self, delivery: _MarkerDelivery, count_max: int) -> int:
         count = min(count_max, len(delivery.unwritten))
@@ -207,10 +203,10 @@ class MarkerSender:
                 delivery.unreported_offsets = offsets | delivery.unreported_offsets
                 self._schedule_retry(delivery, result.reason)
 
-        answer = self._owner.submit_markers_written(
-            delivery.transactional_id,
-            MarkersWritten(marker_identity=delivery.request.marker_identity, offsets=offsets),
-        )
+        command = MarkersWritten(marker_identity=delivery.request.marker_identity, offsets=offsets)
+        answer: asyncio.Future[TxnAnswer] = asyncio.get_running_loop().create_future()
+        # Even while the broker is stopping: a decided transaction may be completed.
+        self._runtime.submit_internal(delivery.transactional_id, PendingCommand(command, answer))
         if answer.done():
             done(answer)
         else:
@@ -233,6 +229,6 @@ class MarkerSender:
         wait_ms = min(BACKOFF_MS << min(delivery.failures, BACKOFF_DOUBLINGS), BACKOFF_MAX_MS)
         delivery.failures += 1
         delivery.is_backing_off = True
-        at_ms = self._clock.monotonic_ms() + wait_ms
+        at_ms = self._runtime.timer.monotonic_ms() + wait_ms
         heapq.heappush(self._retry_heap, (at_ms, next(self._heap_sequence), delivery))
-        self._owner.wake_at(at_ms)
+        self._runtime.timer.arm(at_ms)

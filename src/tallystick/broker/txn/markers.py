@@ -15,7 +15,9 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, Offset, TopicPartition
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
-from tallystick.storage.log import AppendOrigin, AppendResult, DiskFull, TxnGuard
+from tallystick.storage.disk.fs import DiskFull
+from tallystick.storage.log.log import AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import AppendOrigin
 
 _log = logging.getLogger("tallystick.transactions")
 

@@ -9,7 +9,7 @@ from tallystick.broker.txn.machine.model import TxnConfig, TxnEntry
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, TransactionalId
 from tallystick.kernel.value import Value
-from tallystick.storage.producer_state import AppendOrigin
+from tallystick.storage.state.producer_state import AppendOrigin
 
 
 class TxnSettings(Value, kw_only=True):

@@ -1,4 +1,4 @@
-"""Small files beside the segments, in Kafka's formats: checkpoints of offsets and epochs, and snapshots.
+"""Small files beside the segments, in Kafka's formats: offsets, epochs, identities and snapshots. Pure.
 
-`checkpoint_text` parses and formats; their owners replace each file as a whole.
+Their owners replace each file as a whole.
 """

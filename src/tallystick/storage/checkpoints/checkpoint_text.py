@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 from uuid import UUID
 
+from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX, TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.storage.checkpoints.leader_epochs import EpochEntry
-from tallystick.storage.malformed import MalformedFile
 
 CHECKPOINT_VERSION: Final = 0
 PARTITION_METADATA_VERSION: Final = 0
@@ -27,6 +27,29 @@ _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _UUID_TEXT: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 _PARTITION_METADATA: Final = re.compile(r"version:\s*([0-9]+)\s*\ntopic_id:\s*(\S+)\s*")
 _PROPERTY: Final = re.compile(r"\s*((?:\\.|[^\s=:\\])+)\s*[=:]?\s*(.*)")
+
+
+class MalformedFile(TallystickError):
+    """A file beside the log cannot be used.
+
+    The consequence depends on the file: indexes, snapshots and checkpoints can be rebuilt from the log;
+    `meta.properties` and `partition.metadata` cannot.
+
+    Attributes: file, position (byte, or line of a text file, from 0), expected, found; remedy, where a person
+    has to do something.
+    """
+
+    def __init__(self, file: str, position: int, expected: str, found: str, remedy: str = "") -> None:
+        super().__init__(file, position, expected, found, remedy)
+        self.file, self.position, self.expected, self.found = file, position, expected, found
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        text = f"{self.file}: at {self.position}: expected {self.expected}, found {self.found}"
+        return f"{text}; {self.remedy}" if self.remedy else text
+
+    def with_remedy(self, remedy: str) -> "MalformedFile":
+        return MalformedFile(self.file, self.position, self.expected, self.found, remedy)
 
 
 class MetaProperties(Value, kw_only=True):

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.value import Value
 from tallystick.protocol.records.crc import crc32c
-from tallystick.storage.malformed import MalformedFile
+from tallystick.storage.checkpoints.checkpoint_text import MalformedFile
 
 SNAPSHOT_VERSION: Final = 1
 

@@ -1,17 +1,22 @@
 """One round of compaction over the files of one log: reads segments, writes new ones beside them.
 
-Runs in a separate process (`cleaner_worker`), so that the broker's loop never waits for it. It writes only
-`.cleaned` files, so it can be killed at any moment. The broker puts finished ones in place (`swap`); `rules`
-decides what is kept.
+`python -m tallystick.storage.compaction.cleaner` runs a round in a separate process, so that the broker's
+loop never waits for it. The process reads one request, a line of JSON, from its input; it writes a line of
+JSON for each finished group, then one line with `done` or `failed`, and ends with the broker, too, when its
+output is closed. It writes only `.cleaned` files, so it can be killed at any moment. The broker puts
+finished ones in place (`swap`); `rules` decides what is kept.
 
 Memory [CLN-1]: the key map (`log.cleaner.dedupe.buffer.size`, 1.5 times that while it grows), one batch
 compressed and decompressed, one write buffer, the transaction indexes of the log. When the map is full the
 round ends early, and the next one continues from there.
 """
 
+import json
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, Final
+from contextlib import ExitStack, suppress
+from typing import Any, Final, TextIO
 
 from msgspec.structs import asdict
 
@@ -26,8 +31,8 @@ from tallystick.storage.compaction.rules import (
     LastRecord,
     group_segments,
 )
-from tallystick.storage.fs import FileSystem
-from tallystick.storage.retention import SegmentInfo
+from tallystick.storage.disk.fs import FileSystem, RealFileSystem, is_disk_full
+from tallystick.storage.log.retention import SegmentInfo
 from tallystick.storage.segments.indexes import NO_TIMESTAMP, OffsetIndex, TimeIndex
 from tallystick.storage.segments.segment_scan import (
     CLEANED_SUFFIX,
@@ -39,8 +44,10 @@ from tallystick.storage.segments.segment_scan import (
     SegmentScanner,
     make_file_name,
 )
-from tallystick.storage.segments.transaction_index import AbortedTxn, decode_aborted, encode_aborted
+from tallystick.storage.state.transaction_index import AbortedTxn, decode_aborted, encode_aborted
 
+# The broker's loop has priority on a busy machine.
+_NICENESS: Final = 10
 _WRITE_BYTES: Final = 1 << 20
 
 
@@ -321,3 +328,33 @@ class _CleanedSegmentWriter:
 
     def close(self) -> None:
         self._file.close()
+
+
+def run_request(fs: FileSystem, request_line: str, output: TextIO) -> bool:
+    """Run the round that one line requests; return True if it was completed."""
+    try:
+        for step in clean_log(fs, CleaningRequest.from_json(json.loads(request_line))):
+            kind = "group" if isinstance(step, CleanedGroup) else "done"
+            _write_message(output, {"kind": kind, **asdict(step)})
+    except BrokenPipeError:
+        return False
+    except Exception as exc:  # report every error, because the broker sees nothing but this output
+        full = isinstance(exc, OSError) and is_disk_full(exc)
+        _write_message(output, {"kind": "failed", "reason": f"{type(exc).__name__}: {exc}", "full": full})
+        return False
+    return True
+
+
+def _write_message(output: TextIO, fields: dict[str, object]) -> None:
+    output.write(f"{json.dumps(fields)}\n")
+    output.flush()
+
+
+def main() -> int:
+    with suppress(OSError):
+        os.nice(_NICENESS)
+    return 0 if run_request(RealFileSystem(), sys.stdin.readline(), sys.stdout) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -39,8 +39,8 @@ from tallystick.protocol.records import (
     filter_batch,
     read_marker,
 )
-from tallystick.storage.retention import SegmentInfo
-from tallystick.storage.segments.transaction_index import AbortedTxn
+from tallystick.storage.log.retention import SegmentInfo
+from tallystick.storage.state.transaction_index import AbortedTxn
 
 DIGEST_SIZE: Final = 16
 # An entry is a digest and an int64 offset.

@@ -1,6 +1,6 @@
 """Replacement of old segments by a compacted one, so that a crash leaves either the old or the new.
 
-File names record the progress, and `log_loader` completes or undoes it:
+File names record the progress, and `log.loader` completes or undoes it:
 
     write   `<base>.*.cleaned`, whole and on disk           a crash removes them
     commit  renamed to `.swap`; the directory is synced     from here on a crash completes the swap
@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 
 from tallystick.kernel.value import Value
 from tallystick.storage.compaction.cleaner import CleanedGroup, remove_files
-from tallystick.storage.fs import FileSystem
-from tallystick.storage.log import Log
+from tallystick.storage.disk.fs import FileSystem
+from tallystick.storage.log.log import Log
 from tallystick.storage.segments.log_segment import ClosedSegment
 from tallystick.storage.segments.segment_scan import (
     CLEANED_SUFFIX,

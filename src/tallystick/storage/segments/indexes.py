@@ -13,8 +13,6 @@ from bisect import bisect_left, bisect_right
 from struct import Struct
 from typing import Final
 
-from tallystick.kernel.ids import INT32_MAX
-
 OFFSET_ENTRY_SIZE: Final = 8
 TIME_ENTRY_SIZE: Final = 12
 NO_TIMESTAMP: Final = -1
@@ -116,11 +114,6 @@ class TimeIndex:
         """Return a relative offset up to which every timestamp is below `timestamp`; 0 if unknown."""
         slot = bisect_left(self.timestamps, timestamp) - 1
         return self.offsets[slot] if slot >= 0 else 0
-
-
-def fits_relative_offset(offset: int, base_offset: int) -> bool:
-    """Return True if an offset fits into the indexes of a segment."""
-    return 0 <= offset - base_offset <= INT32_MAX
 
 
 def _is_increasing(values: "array[int]") -> bool:

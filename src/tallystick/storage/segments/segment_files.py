@@ -14,9 +14,8 @@ from typing import Final
 
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import HEADER_SIZE, LOG_OVERHEAD, BatchHeader
-from tallystick.storage.fs import File, FileSystem, replace_file
-from tallystick.storage.malformed import MalformedFile
-from tallystick.storage.recovery import CorruptLog
+from tallystick.storage.checkpoints.checkpoint_text import MalformedFile
+from tallystick.storage.disk.fs import CorruptLog, File, FileSystem, replace_file
 from tallystick.storage.segments.indexes import (
     NO_TIMESTAMP,
     OFFSET_ENTRY_SIZE,
@@ -33,7 +32,7 @@ from tallystick.storage.segments.segment_scan import (
     TXN_INDEX_SUFFIX,
     make_file_name,
 )
-from tallystick.storage.segments.transaction_index import (
+from tallystick.storage.state.transaction_index import (
     AbortedTxn,
     TransactionIndex,
     decode_aborted,

@@ -22,7 +22,7 @@ from tallystick.protocol.messages.data.delete_records import (
     DeleteRecordsResponse,
     DeleteRecordsTopicResult,
 )
-from tallystick.storage.fs import StorageFailure
+from tallystick.storage.disk.fs import StorageFailure
 
 HIGH_WATERMARK: Final = -1
 

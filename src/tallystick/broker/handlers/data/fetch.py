@@ -56,8 +56,7 @@ from tallystick.protocol.messages.data.fetch import (
     FetchResponse,
     PartitionData,
 )
-from tallystick.storage.fs import StorageFailure
-from tallystick.storage.recovery import CorruptLog
+from tallystick.storage.disk.fs import CorruptLog, StorageFailure
 
 TOPIC_ID_SINCE: Final = 13  # KIP-516
 REPLICA_STATE_SINCE: Final = 15  # KIP-903

@@ -22,8 +22,7 @@ from tallystick.protocol.messages.data.list_offsets import (
     ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
-from tallystick.storage.fs import StorageFailure
-from tallystick.storage.recovery import CorruptLog
+from tallystick.storage.disk.fs import CorruptLog, StorageFailure
 
 LATEST: Final = -1
 EARLIEST: Final = -2

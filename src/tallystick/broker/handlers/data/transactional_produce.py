@@ -9,9 +9,9 @@ Source: KIP-890; KafkaApis.handleProduceRequest, ReplicaManager.handleProduceApp
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from tallystick.broker.handlers.data.produce_request import ProduceInProgress, TransactionalAppend
 from tallystick.broker.handlers.data.verification import (
     AppendTurn,
     VerificationContext,
@@ -23,17 +23,14 @@ from tallystick.broker.handlers.data.verification import (
     request_verification,
 )
 from tallystick.broker.handlers.ports import ProducePort
-from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import DONE, TxnAnswer
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import TopicPartition, TransactionalId
 from tallystick.kernel.value import Value
-from tallystick.protocol.records import BatchHeader
-from tallystick.storage.fs import StorageFailure
-from tallystick.storage.log import NO_GUARD, AppendResult, TxnGuard
-from tallystick.storage.producer_state import VerificationStateEntry
+from tallystick.storage.disk.fs import StorageFailure
+from tallystick.storage.log.log import NO_GUARD, AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import VerificationStateEntry
 
 ABORTABLE_SINCE: Final = 11  # KIP-890: the client knows TRANSACTION_ABORTABLE
 IMPLICIT_SINCE: Final = 12  # KIP-890: the broker adds partitions to the transaction
@@ -59,39 +56,6 @@ _COORDINATOR_NOT_READY: Final = frozenset(
 )
 
 
-@dataclass(slots=True)
-class ProducePartitionStatus:
-    """One partition of the response.
-
-    durable_future  set while its batch is not on the disk
-    added_future    set while the coordinator's record that adds the partition to the transaction is not
-    """
-
-    index: int
-    partition: Partition | None
-    result: AppendResult | Reject
-    durable_future: "asyncio.Future[None] | None" = None
-    added_future: "asyncio.Future[None] | None" = None
-
-    @property
-    def durable_futures(self) -> "list[asyncio.Future[None]]":
-        """All that has to be done before the client is told that its batch is appended."""
-        return [each for each in (self.durable_future, self.added_future) if each is not None]
-
-
-@dataclass(slots=True, kw_only=True)
-class TransactionalAppend(ProducePartitionStatus):
-    """A transactional batch until it is appended or refused.
-
-    `records` is a view of the request, and a copy once it has to wait, because the request's buffer is
-    reused.
-    """
-
-    target: Partition
-    header: BatchHeader
-    records: bytes | memoryview
-
-
 class _WaitingBatch(Value):
     """A batch that waits for the coordinator, or behind one that does."""
 
@@ -104,13 +68,9 @@ def reject_unauthorized(reason: str) -> Reject:
     return Reject(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, reason)
 
 
-def append_transactional(
-    broker: ProducePort,
-    transactional_id: str,
-    batches: Sequence[TransactionalAppend],
-    context: RequestContext,
-) -> "WaitingBatches | None":
+def append_transactional(broker: ProducePort, produce: ProduceInProgress) -> "WaitingBatches | None":
     """Append or refuse the batches that need not wait, and return those that must wait, if any."""
+    context, batches = produce.context, produce.transactional
     refusal = _check_producers(batches)
     implicit = context.api_version >= IMPLICIT_SINCE
     guarded: list[tuple[TransactionalAppend, VerificationStateEntry | None]] = []
@@ -121,22 +81,21 @@ def append_transactional(
             refusal or too_large or begin_verification(broker, batch.target, batch.header, implicit=implicit)
         )
         if isinstance(verification, Reject):
-            batch.result = verification
+            batch.part.result = verification
         elif verification is None and batch.header.producer_id not in batch.target.append_turns:
-            _append(batch, NO_GUARD)
-            _set_added_future(broker, transactional_id, batch)
+            _append(broker, produce, batch, NO_GUARD)
         else:
             guarded.append((batch, verification))
     if not guarded:
         return None
     asker = VerificationContext(
-        transactional_id=TransactionalId(transactional_id),
+        transactional_id=_get_transactional_id(produce),
         is_implicit=implicit,
         knows_abortable=context.api_version >= ABORTABLE_SINCE,
         needs_durable=False,
         requester=context,
     )
-    waiting_batches = WaitingBatches(broker, asker, guarded)
+    waiting_batches = WaitingBatches(broker, produce, asker, guarded)
     if waiting_batches.try_append_now():
         return None
     waiting_batches.queue_up()
@@ -148,12 +107,12 @@ def append_transactional(
 
 
 def _check_size(batch: TransactionalAppend) -> Reject | None:
-    limit = batch.target.log.config.max_message_bytes
-    if len(batch.records) <= limit:
+    size, limit = len(batch.part.records), batch.target.log.config.max_message_bytes
+    if size <= limit:
         return None
     return Reject(
         ErrorCode.MESSAGE_TOO_LARGE,
-        f"the batch has {len(batch.records)} bytes, but max.message.bytes is {limit}; nothing was appended."
+        f"the batch has {size} bytes, but max.message.bytes is {limit}; nothing was appended."
         " Send smaller batches or raise the limit",
     )
 
@@ -182,10 +141,12 @@ class WaitingBatches:
     def __init__(
         self,
         broker: ProducePort,
+        produce: ProduceInProgress,
         asker: VerificationContext,
         guarded: Sequence[tuple[TransactionalAppend, VerificationStateEntry | None]],
     ) -> None:
         self._broker = broker
+        self._produce = produce
         self._verification_context = asker
         self._partitions_to_verify = frozenset(
             batch.target.topic_partition for batch, guard in guarded if guard is not None
@@ -236,15 +197,16 @@ class WaitingBatches:
     def retain_records(self, host: str) -> None:
         """Copy the records out of the request's buffer, and account their memory to that host."""
         for entry in self._batches:
-            if isinstance(entry.batch.records, memoryview):
-                entry.batch.records = bytes(entry.batch.records)
-        self._memory_charge = (host, sum(len(entry.batch.records) for entry in self._batches))
+            part = entry.batch.part
+            if isinstance(part.records, memoryview):
+                part.records = bytes(part.records)
+        self._memory_charge = (host, sum(len(entry.batch.part.records) for entry in self._batches))
         self._broker.request_memory.acquire(*self._memory_charge)
 
     def reject_all(self, refusal: Reject) -> None:
         """Refuse all batches now; the producer sends them again."""
         for entry in self._batches:
-            entry.batch.result = refusal
+            entry.batch.part.result = refusal
         self._release()
 
     def _release(self) -> None:
@@ -278,29 +240,33 @@ class WaitingBatches:
         name = batch.target.topic_partition
         reject = refusals.get(name) or check_not_replaced(self._broker, batch.header)
         if reject is not None:
-            batch.result = reject
+            batch.part.result = reject
             drop_verification(batch.target, batch.header, verification, reject)
         elif self._broker.topics.find_partition(name.topic, name.partition) is not batch.target:
-            batch.result = Reject(
+            batch.part.result = Reject(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"{name} was deleted while the batch was verified; nothing was appended",
             )
         else:
             # The state may have changed since the question: the log checks again, with the guard [PRD-7].
-            _append(batch, TxnGuard(verification))
-            _set_added_future(self._broker, self._verification_context.transactional_id, batch)
+            _append(self._broker, self._produce, batch, TxnGuard(verification))
 
 
-def _append(batch: TransactionalAppend, guard: TxnGuard) -> None:
+def _append(
+    broker: ProducePort, produce: ProduceInProgress, batch: TransactionalAppend, guard: TxnGuard
+) -> None:
+    part, partition = batch.part, batch.target
     try:
-        batch.result = batch.target.append(batch.records, guard=guard)
+        part.result = result = partition.append(part.records, guard=guard)
     except StorageFailure as exc:
-        batch.result = Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
-    if isinstance(batch.result, AppendResult):
-        batch.durable_future = batch.target.when_durable(batch.result.last_offset)
+        part.result = Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
+        return
+    if isinstance(result, AppendResult):
+        produce.add_unfinished(part, partition.when_durable(result.last_offset))
+        # The record that adds the partition, also where an earlier batch caused it.
+        produce.add_unfinished(part, broker.transactions.when_durable(_get_transactional_id(produce)))
 
 
-def _set_added_future(broker: ProducePort, transactional_id: str, batch: TransactionalAppend) -> None:
-    """Have the answer wait for the record that adds the partition, also where an earlier batch caused it."""
-    if isinstance(batch.result, AppendResult):
-        batch.added_future = broker.transactions.when_durable(TransactionalId(transactional_id))
+def _get_transactional_id(produce: ProduceInProgress) -> TransactionalId:
+    """Return the id of a request with transactional batches, which are refused without one."""
+    return TransactionalId(produce.request.transactional_id or "")

@@ -22,9 +22,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from tallystick.broker.coordinator.requester import Requester
 from tallystick.broker.handlers.ports import HasTransactions, VerificationPort
 from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import (
     AddPartitionsByLeader,
     TxnAnswer,
@@ -43,8 +43,8 @@ from tallystick.kernel.ids import (
 )
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchHeader
-from tallystick.storage.log import NO_GUARD, TxnGuard
-from tallystick.storage.producer_state import VerificationStateEntry
+from tallystick.storage.log.log import NO_GUARD, TxnGuard
+from tallystick.storage.state.producer_state import VerificationStateEntry
 
 _PERMANENT_CODES: Final = frozenset({ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_EPOCH})
 
@@ -62,7 +62,7 @@ class VerificationContext(Value, kw_only=True):
     is_implicit: bool
     knows_abortable: bool = True
     needs_durable: bool = True
-    requester: Requester | None = None
+    requester: RequestContext | None = None
 
 
 class AppendTurn:
@@ -76,10 +76,6 @@ class AppendTurn:
         self._predecessor = self._last_by_producer.get(producer_id)
         self._done_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last_by_producer[producer_id] = self._done_future
-
-    @property
-    def has_arrived(self) -> bool:
-        return self._predecessor is None or self._predecessor.done()
 
     async def wait(self) -> None:
         """Wait until all batches ahead have left."""
@@ -217,7 +213,7 @@ async def open_transaction(
     transactional_id: TransactionalId,
     implicit: bool,
     knows_abortable: bool = True,
-    requester: Requester | None = None,
+    requester: RequestContext | None = None,
 ) -> TxnGuard | Reject:
     """Make sure that a batch may open its transaction in one partition, and return the guard for the append.
 

@@ -15,7 +15,7 @@ from tallystick.protocol.messages.txn.describe_producers import (
     ProducerState,
     TopicResponse,
 )
-from tallystick.storage import producer_state
+from tallystick.storage.state import producer_state
 
 
 async def handle(

@@ -41,8 +41,9 @@ from tallystick.protocol.messages.txn.write_txn_markers import (
     WriteTxnMarkersResponse,
 )
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
-from tallystick.storage.fs import StorageFailure
-from tallystick.storage.log import AppendOrigin, AppendResult, TxnGuard
+from tallystick.storage.disk.fs import StorageFailure
+from tallystick.storage.log.log import AppendResult, TxnGuard
+from tallystick.storage.state.producer_state import AppendOrigin
 
 _log = logging.getLogger("tallystick.transactions")
 

@@ -52,11 +52,12 @@ def check_transition(before: TxnEntry | None, after: TxnEntry) -> None:
 class TxnEntryTable:
     """State of every transactional id as of its last durable Step, found by producer id, too.
 
-    by_id  read-only view; `put` changes it
+    by_id          read-only view; `put` changes it
+    partition_for  returns the partition of the transaction log that keeps an id
     """
 
-    def __init__(self, partition_of: Callable[[TransactionalId], int]) -> None:
-        self._partition_of = partition_of
+    def __init__(self, partition_for: Callable[[TransactionalId], int]) -> None:
+        self.partition_for = partition_for
         self._by_id: dict[TransactionalId, TxnEntry] = {}
         self._id_by_producer_id: dict[ProducerId, TransactionalId] = {}
         self.by_id: Mapping[TransactionalId, TxnEntry] = self._by_id
@@ -80,7 +81,7 @@ class TxnEntryTable:
 
     def list_by_partitions(self, indexes: Collection[int]) -> list[TxnEntry]:
         """Return the entries that these partitions of the transaction log keep."""
-        return [entry for name, entry in self._by_id.items() if self._partition_of(name) in indexes]
+        return [entry for name, entry in self._by_id.items() if self.partition_for(name) in indexes]
 
     def find_by_producer_id(self, producer_id: ProducerId) -> TxnEntry | None:
         """Return the entry whose transaction, current or last, has this producer id in the partitions."""

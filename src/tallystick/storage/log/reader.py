@@ -23,14 +23,13 @@ from tallystick.protocol.records import (
     read_header,
 )
 from tallystick.protocol.records.batch import RECORD_COUNT_AT
-from tallystick.storage.fs import StorageFailure
-from tallystick.storage.producer_state import ProducerStateManager
-from tallystick.storage.recovery import CorruptLog
+from tallystick.storage.disk.fs import CorruptLog, StorageFailure
 from tallystick.storage.segments.log_segment import SegmentReader
 from tallystick.storage.segments.segment_files import FileRecords
 from tallystick.storage.segments.segment_scan import LOG_SUFFIX
-from tallystick.storage.segments.transaction_index import AbortedTxn, collect_aborted_txns
-from tallystick.storage.validation import LogConfig
+from tallystick.storage.state.producer_state import ProducerStateManager
+from tallystick.storage.state.transaction_index import AbortedTxn, collect_aborted_txns
+from tallystick.storage.state.validation import LogConfig
 
 _EMPTY: Final = b""
 _NO_RECORDS: Final = bytes(4)  # the record count of a batch that cleaning has emptied

@@ -14,8 +14,8 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from tallystick.kernel.ids import Offset
-from tallystick.storage.fs import OutOfDescriptors, StorageFailure
-from tallystick.storage.log import Log
+from tallystick.storage.disk.fs import OutOfDescriptors, StorageFailure
+from tallystick.storage.log.log import Log
 
 # More threads than this gain little, and each competes for the GIL.
 HELPER_THREADS: Final = 7

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from tallystick.kernel.check import check
 from tallystick.protocol.records.batch import Buffer
-from tallystick.storage.malformed import MalformedFile
+from tallystick.storage.checkpoints.checkpoint_text import MalformedFile
 
 ABORTED_VERSION: Final = 0
 

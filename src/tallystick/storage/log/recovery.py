@@ -16,7 +16,6 @@ from enum import Enum, auto
 from typing import Final
 
 from tallystick.kernel.value import Value
-from tallystick.storage.fs import StorageFailure
 
 
 class SegmentCondition(Enum):
@@ -84,19 +83,6 @@ def classify_scan(scan: SegmentScan) -> SegmentCondition:
             else SegmentCondition.HOLE_BEFORE_LAST
         )
     return SegmentCondition.HOLE if scan.has_valid_batch_after else SegmentCondition.TORN_TAIL
-
-
-class CorruptLog(StorageFailure):
-    """Synced bytes have changed or are missing. Attributes: file, position, expected, found."""
-
-    def __init__(self, file: str, position: int, expected: str, found: str) -> None:
-        super().__init__(
-            file,
-            f"corrupt at byte {position}: expected {expected}, found {found}. Nothing was changed; restore"
-            " this partition from a backup, and check the disk",
-        )
-        self.args = (file, position, expected, found)
-        self.file, self.position, self.expected, self.found = file, position, expected, found
 
 
 class Repair(Value):

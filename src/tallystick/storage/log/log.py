@@ -5,8 +5,7 @@ system; `sync` puts them on disk in another thread and advances `synced_end`. Un
 high watermark is `synced_end`, so power loss cannot take back what was read or acknowledged [LOG-1].
 
 Used by one thread (the loop), apart from `sync`, which any one other thread may call at any time.
-Reads are in `log_reader`, opening and repair in `log_loader`, batch validation in `validation`, deletion in
-`log_start`.
+Reads are in `reader`, opening and repair in `loader`, batch validation in `state.validation`.
 """
 
 import threading
@@ -14,12 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tallystick.kernel.check import check
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchHeader, EncodedBatch, patch_offset_and_epoch, read_marker
 from tallystick.storage.checkpoints.leader_epochs import LeaderEpochCache
-from tallystick.storage.fs import (
+from tallystick.storage.disk.fs import (
     DiskFull,
     LogOffline,
     OutOfDescriptors,
@@ -28,43 +29,29 @@ from tallystick.storage.fs import (
     is_transient,
     make_disk_full,
 )
-from tallystick.storage.log_files import LogFiles
-from tallystick.storage.log_reader import LogReader, ReadResult
-from tallystick.storage.producer_state import (
-    AppendOrigin,
-    DuplicateBatch,
-    ProducerStateManager,
-    VerificationStateEntry,
-    update_producers,
-)
-from tallystick.storage.recovery import CorruptLog, RecoveryReport
-from tallystick.storage.reserve import SpaceGuard, UnlimitedSpace
+from tallystick.storage.disk.reserve import SpaceGuard
+from tallystick.storage.log.files import LogFiles
+from tallystick.storage.log.reader import LogReader
 from tallystick.storage.segments.log_segment import (
     ActiveSegment,
     ClosedSegment,
     OpenSegmentCache,
     SegmentReader,
 )
-from tallystick.storage.validation import LogConfig, PrevalidatedBatch, check_batches, check_encoded_batch
-
-__all__ = [
-    "NO_GUARD",
-    "AppendOrigin",
-    "AppendResult",
-    "CorruptLog",
-    "DiskFull",
-    "LoadedLog",
-    "Log",
-    "LogConfig",
-    "LogHooks",
-    "LogOffline",
-    "ReadResult",
-    "RecoveryReport",
-    "SpaceGuard",
-    "StorageFailure",
-    "TxnGuard",
-    "UnlimitedSpace",
-]
+from tallystick.storage.segments.segment_scan import SNAPSHOT_SUFFIX, make_file_name, parse_file_name
+from tallystick.storage.state.producer_state import (
+    AppendOrigin,
+    DuplicateBatch,
+    ProducerStateManager,
+    VerificationStateEntry,
+    update_producers,
+)
+from tallystick.storage.state.validation import (
+    LogConfig,
+    PrevalidatedBatch,
+    check_batches,
+    check_encoded_batch,
+)
 
 
 def remove_files_now(log: "Log", paths: list[str]) -> None:
@@ -131,7 +118,7 @@ class LoadedLog(Value, kw_only=True):
 
 
 class Log:
-    """A partition's records. Made by `log_loader.open_log` or `create_log`; closed by its owner."""
+    """A partition's records. Made by `loader.open_log` or `create_log`; closed by its owner."""
 
     def __init__(
         self,
@@ -455,7 +442,7 @@ class Log:
             self.recovery_point = end
             return end
 
-    # -- the list of segments, for trimming and the cleaner ------------------------------------------------
+    # -- the list of segments, for deletion and the cleaner -------------------------------------------------
 
     def replace_closed_segments(self, segments: Sequence[ClosedSegment]) -> None:
         """Replace the closed segments, whose readers may not use the old ones from now on."""
@@ -494,3 +481,108 @@ class Log:
         except OSError as exc:
             raise self.take_offline(f"the log cannot be closed cleanly: {exc}") from exc
         self.sync()
+
+
+def delete_records_before(log: Log, offset: Offset) -> Reject | None:
+    """Move the log start to `offset`, as DeleteRecords asks, and delete whole segments below it.
+
+    Durable when it returns, in the order of `delete_oldest_segments`. Rejects with OFFSET_OUT_OF_RANGE above
+    the high watermark.
+    Raises: StorageFailure.
+    """
+    if log.failure is not None:
+        raise log.failure
+    # KIP-107: records are deleted up to the high watermark, never above it.
+    if not 0 <= offset <= log.reader.high_watermark:
+        return Reject(
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"records before {offset} cannot be deleted: the high watermark is {log.reader.high_watermark};"
+            " nothing was deleted",
+        )
+    if offset > log.log_start_offset:
+        bases = [segment.base_offset for segment in log.segments]
+        count = sum(next_base <= offset for next_base in bases[1:])
+        _sync_first_snapshot(log, count)
+        _move_start(log, offset)
+        _remove_segments(log, count)
+    return None
+
+
+def delete_oldest_segments(log: Log, count: int) -> None:
+    """Delete the first `count` segments, for retention; never the last one. Raises: StorageFailure.
+
+    Order: the producer snapshot at the new first segment is durable first, because it could not be rebuilt
+        afterwards [LOG-10]; then the log start offset, and segments go oldest first. A crash in between
+        leaves segments below the start, which the next opening removes [LOG-6]. Segments leave by a rename
+        to `.deleted`; the files are removed later in the background, or at the next opening.
+    """
+    if log.failure is not None:
+        raise log.failure
+    check(0 <= count < len(log.segments), f"{count} of {len(log.segments)} segments are to be deleted")
+    if not count:
+        return
+    _sync_first_snapshot(log, count)
+    _move_start(log, Offset(max(log.log_start_offset, log.segments[count].base_offset)))
+    _remove_segments(log, count)
+
+
+def _sync_first_snapshot(log: Log, count: int) -> None:
+    """Sync the snapshot that recovery begins with once the first `count` segments are gone.
+
+    An older snapshot could have a transaction open whose marker is deleted with them.
+    """
+    path = f"{log.directory}/{make_file_name(log.segments[count].base_offset, SNAPSHOT_SUFFIX)}"
+    if not count or not log.fs.exists(path):
+        return
+    try:
+        file = log.fs.open_append(path)
+    except OSError as exc:
+        if is_transient(exc):
+            raise make_disk_full(log.directory, "a snapshot cannot be opened to sync it", exc) from exc
+        raise StorageFailure(log.directory, f"a snapshot cannot be opened: {exc}") from exc
+    try:
+        file.sync()
+        log.fs.sync_dir(log.directory)
+    except OSError as exc:
+        if is_out_of_descriptors(exc):
+            raise make_disk_full(log.directory, "a file cannot be opened to sync it", exc) from exc
+        raise log.take_offline(f"a sync failed: {exc}") from exc
+    finally:
+        file.close()
+
+
+def _move_start(log: Log, offset: Offset) -> None:
+    reader = log.reader
+    before, reader.log_start_offset = reader.log_start_offset, offset
+    try:
+        log.hooks.before_delete(log)
+    except OSError as exc:
+        # Not durable: a later call for the same offset must write it again.
+        reader.log_start_offset = before
+        if is_transient(exc):
+            raise make_disk_full(log.directory, "the log start offset cannot be written", exc) from exc
+        raise StorageFailure(log.directory, f"the log start offset cannot be written: {exc}") from exc
+    if log.leader_epochs.truncate_from_start(offset):
+        log.files.save_epochs(log.leader_epochs)
+
+
+def _remove_segments(log: Log, count: int) -> None:
+    if not count:
+        return
+    segments = log.closed_segments[:count]
+    log.replace_closed_segments(log.closed_segments[count:])
+    first = log.segments[0].base_offset
+    try:
+        with log.sync_lock:
+            log.unsynced_closed_segments = [
+                segment for segment in log.unsynced_closed_segments if segment not in segments
+            ]
+            paths = [path for segment in segments for path in segment.rename_to_deleted()]
+            for name in log.fs.listdir(log.directory):
+                file = parse_file_name(name)
+                if file and file.suffix == SNAPSHOT_SUFFIX and file.base_offset < first:
+                    log.fs.remove(f"{log.directory}/{name}")
+            log.is_directory_unsynced = True
+        log.hooks.discard_files(log, paths)
+    except OSError as exc:
+        raise log.take_offline(f"segments cannot be deleted: {exc}") from exc

@@ -1,6 +1,6 @@
 """One log's directory: new segments, the small files beside them, and whether the disk failed.
 
-Used by `log_loader` before there is a log, and by the log afterwards.
+Used by `loader` before there is a log, and by the log afterwards.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Final
 from tallystick.storage.checkpoints.checkpoint_text import format_epochs
 from tallystick.storage.checkpoints.leader_epochs import LeaderEpochCache
 from tallystick.storage.checkpoints.snapshots import encode_snapshot
-from tallystick.storage.fs import (
+from tallystick.storage.disk.fs import (
     FileSystem,
     LogOffline,
     StorageFailure,
@@ -17,12 +17,12 @@ from tallystick.storage.fs import (
     is_transient,
     replace_file,
 )
-from tallystick.storage.producer_state import ProducerStateManager
-from tallystick.storage.reserve import SpaceGuard
+from tallystick.storage.disk.reserve import SpaceGuard
 from tallystick.storage.segments.log_segment import OpenSegmentCache, SegmentReader
 from tallystick.storage.segments.segment_files import SegmentFiles, TransactionIndexFile
 from tallystick.storage.segments.segment_scan import SNAPSHOT_SUFFIX, make_file_name
-from tallystick.storage.segments.transaction_index import AbortedTxn
+from tallystick.storage.state.producer_state import ProducerStateManager
+from tallystick.storage.state.transaction_index import AbortedTxn
 
 LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 

@@ -13,7 +13,7 @@ import threading
 from typing import Final, Protocol
 
 from tallystick.kernel.limits import MIB
-from tallystick.storage.fs import FileSystem, is_disk_full
+from tallystick.storage.disk.fs import FileSystem, is_disk_full
 
 RESERVE_FILE: Final = ".reserve"
 # Released per internal append that meets a full disk; a larger append gets several pieces.

@@ -37,7 +37,7 @@ from tallystick.protocol.records.batch import CODEC_MASK
 from tallystick.protocol.records.compression import compress
 from tallystick.protocol.records.faults import find_faults, find_section_faults, is_readable
 from tallystick.protocol.records.section import build_batch, decompress_section
-from tallystick.storage.producer_state import AppendOrigin
+from tallystick.storage.state.producer_state import AppendOrigin
 
 FlushPolicy = Literal["ack", "interval", "os"]
 DELETE: Final = "delete"

@@ -27,6 +27,19 @@ class StorageFailure(TallystickError):
         return f"{self.path}: {self.reason}"
 
 
+class CorruptLog(StorageFailure):
+    """Synced bytes have changed or are missing. Attributes: file, position, expected, found."""
+
+    def __init__(self, file: str, position: int, expected: str, found: str) -> None:
+        super().__init__(
+            file,
+            f"corrupt at byte {position}: expected {expected}, found {found}. Nothing was changed; restore"
+            " this partition from a backup, and check the disk",
+        )
+        self.args = (file, position, expected, found)
+        self.file, self.position, self.expected, self.found = file, position, expected, found
+
+
 class DiskFull(StorageFailure):
     """The disk has no room for these bytes. Nothing was appended; reads still work."""
 

@@ -35,7 +35,7 @@ from tallystick.kernel.value import Value
 from tallystick.protocol.records.batch import TRANSACTIONAL_BIT, BatchHeader
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker, read_marker
 from tallystick.storage.checkpoints.snapshots import CachedBatch, ProducerSnapshotEntry
-from tallystick.storage.segments.transaction_index import AbortedTxn
+from tallystick.storage.state.transaction_index import AbortedTxn
 
 # A transaction is late this long after transaction.max.timeout.ms, as in Kafka's ProducerStateManager.
 LATE_TRANSACTION_BUFFER_MS: Final = 5 * 60 * 1000
