@@ -103,7 +103,9 @@ def test_nothing_moves_when_the_lead_changes(name: str, oracle: Oracle) -> None:
     for seed in range(GROUPS):
         groups = Groups(seed, name, racks=False, alike=seed % 2 == 0)
         for _ in range(REBALANCES):
-            for first, second in permutations((ASSIGNORS[name].assign, partial(oracle, name))):
+            given: Assignment = {}
+            leaders: tuple[Assign, Assign] = (ASSIGNORS[name].assign, partial(oracle, name))
+            for first, second in permutations(leaders):
                 given = rebalance(first, name, groups)
                 members = rejoined(name, groups.members, given, groups.generation)
                 assert told(second(groups.topics, members)) == told(given), f"seed {seed}"

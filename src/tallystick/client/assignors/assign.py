@@ -8,9 +8,9 @@
 
 Every partition of a subscribed topic is assigned to exactly one member that subscribes to it [CLI-30].
 `range` and `roundrobin` have no memory: they assign exactly as in Kafka 4, so that every partition stays
-where it is when another client leads the group. The sticky ones leave a balanced assignment as it is, whoever
-made it. Where some member and replicas name racks, members get partitions with a replica in their rack as far
-as balance allows (KIP-881).
+where it is when another client leads the group. The sticky ones leave any leader's balanced assignment as it
+is. Where some member and replicas name racks, members get partitions with a replica in their rack as far as
+balance allows (KIP-881).
 
 Source: RangeAssignor, RoundRobinAssignor, StickyAssignor, CooperativeStickyAssignor.
 """
