@@ -1,5 +1,6 @@
 """Writes docs/config.md from the tables of settings in the code, so that both agree."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, RENAMED_SETTINGS, TOPIC_SETTINGS
@@ -8,6 +9,7 @@ from tallystick.broker.config.listeners import LISTENER_PREFIX, PREFIXED_SETTING
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
 from tallystick.client import kafka_names as client_names
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
+from tallystick.kernel.foreign_settings import ForeignSetting
 from tallystick.kernel.settings import Setting
 from tallystick.kernel.value import replace
 
@@ -66,8 +68,7 @@ def main() -> None:
     rows = [
         (f"{prefix}*", "only what is named on this page", why) for prefix, why in REFUSED_PREFIXES.items()
     ]
-    rows += [(name, f"`{text}`" if text else "empty", why) for name, (text, why) in REFUSED_SETTINGS.items()]
-    parts[-1] += "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
+    parts[-1] += _format_refused(rows, REFUSED_SETTINGS)
     TARGET.write_text("\n".join(parts + _describe_clients()))
 
 
@@ -98,10 +99,15 @@ def _describe_clients() -> list[str]:
     parts.append("\n### Refused by clients\n\nThese need features that the clients do not have.\n")
     parts.append("| name | accepted | why |\n|---|---|---|")
     rows = [(f"{prefix}*", "never", why) for prefix, why in client_names.REFUSED_PREFIXES.items()]
-    for name, (values, why) in client_names.REFUSED_SETTINGS.items():
-        rows.append((name, ", ".join(f"`{t}`" if t else "empty" for t in values) or "never", why))
-    parts[-1] += "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
+    parts[-1] += _format_refused(rows, client_names.REFUSED_SETTINGS)
     return parts
+
+
+def _format_refused(rows: list[tuple[str, str, str]], settings: Mapping[str, ForeignSetting]) -> str:
+    for name, each in settings.items():
+        values = ", ".join(f"`{value}`" if value else "empty" for value in each.allowed)
+        rows.append((name, values or "never", each.reason))
+    return "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
 
 
 def _format_table(settings: dict[str, Setting], *, dynamic: bool | None) -> str:

@@ -116,7 +116,11 @@ def main() -> int:
         repair_wheel()
     sdist, wheel = find_one("*.tar.gz"), find_one("*.whl")
     check_members(sdist, {"CHANGELOG.md", "LICENSE", "pyproject.toml", "src/tallystick/_native.c"})
-    check_members(wheel, {"tallystick/py.typed", "tallystick/__init__.py", "tallystick/testing/plugin.py"})
+    names = {
+        f"tallystick/{package}/kafka_names.tsv" for package in ("broker/config", "client", "spark/options")
+    }
+    modules = {"tallystick/__init__.py", "tallystick/testing/plugin.py"}
+    check_members(wheel, {"tallystick/py.typed", *names, *modules})
     has_extension = "tallystick/_native.abi3.so" in list_members(wheel)
     try_installed(wheel, "native" if has_extension else "pure", "pytest")
     try_installed(sdist, "pure", CC="false")

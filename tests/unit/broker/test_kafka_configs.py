@@ -15,11 +15,11 @@ from tallystick.broker.config.broker_config import (
 from tallystick.broker.config.kafka_names import (
     INEFFECTIVE_SETTINGS,
     REFUSED_SETTINGS,
-    REMOVED_SETTINGS,
     is_refused,
 )
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
 from tallystick.broker.handlers.cluster.alter_configs import AlterConfigOp, ConfigChange, apply_changes
+from tallystick.kernel.foreign_settings import read_foreign_settings
 from tallystick.kernel.settings import BadConfig, Setting, list_settings
 from tallystick.security.tls.settings import TlsSettings
 
@@ -132,7 +132,11 @@ def test_every_other_setting_of_kafkas_is_accepted_or_refused_with_a_reason() ->
     ours = {*BROKER_SETTINGS, *RENAMED_SETTINGS, "controller.listener.names"}
     for name in BROKER:
         assert (name in ours) + (name in INEFFECTIVE_SETTINGS) + is_refused(name) == 1, name
-    assert INEFFECTIVE_SETTINGS - set(BROKER) == REMOVED_SETTINGS
+    assert INEFFECTIVE_SETTINGS - set(BROKER) == {
+        each.name
+        for each in read_foreign_settings("tallystick.broker.config")
+        if each.reason == "not in Kafka 4"
+    }
     assert set(REFUSED_SETTINGS) <= set(BROKER)
 
 
@@ -144,9 +148,10 @@ def test_other_topic_settings_are_accepted_as_kafkas_default() -> None:
 
 
 def test_refused_settings_pass_as_kafkas_default() -> None:
-    for name, (text, _) in REFUSED_SETTINGS.items():
+    defaults = {name: each.allowed[0] for name, each in REFUSED_SETTINGS.items()}
+    for name, text in defaults.items():
         assert BROKER[name].default == f"`{text}`" or (text == "" and BROKER[name].default == "null"), name
-    assert BrokerConfig.parse({name: text for name, (text, _) in REFUSED_SETTINGS.items()})
+    assert BrokerConfig.parse(defaults)
 
 
 def test_a_file_with_all_of_kafkas_defaults_is_taken() -> None:

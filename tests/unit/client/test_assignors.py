@@ -1,6 +1,7 @@
 """Assignors: Kafka's results, and what holds for every group."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 from tests.support.assignors import Groups, from_line, rejoined, told, topics_without_racks
 
 from tallystick.client.assignors.assign import ASSIGNORS, Assignment, GroupSubscription
-from tallystick.client.assignors.java_order import hash_string, sort_by_hash
 from tallystick.client.assignors.subscription import (
     MemberData,
     Subscription,
@@ -37,7 +37,7 @@ def assign(name: str, counts: dict[str, int], members: GroupSubscription) -> dic
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_assignments_are_those_of_kafkas_own_assignors(number: int) -> None:
+def test_assignments_without_memory_are_those_of_kafkas_own_assignors(number: int) -> None:
     for text in VECTORS.read_text().splitlines()[number::8]:
         line = json.loads(text)
         assert told(ASSIGNORS[line["assignor"]].assign(*from_line(line))) == line["answer"]
@@ -87,8 +87,26 @@ def test_of_two_members_that_claim_a_partition_the_newer_generation_has_it() -> 
     assert assign("cooperative-sticky", {"t": 2}, claims) == {"a": "t-1", "b": "t-0"}
 
 
+def test_a_partition_that_two_members_claim_is_given_to_neither_before_both_gave_it_up() -> None:
+    """[CLI-31] In one generation, neither claim is older (KIP-341)."""
+    claims = {
+        MemberId(name): Subscription(topics=("t",), owned=tuple(partitions(t=1)), generation=5)
+        for name in "ab"
+    }
+    assert assign("cooperative-sticky", {"t": 2}, claims) == {"a": "", "b": "t-1"}
+
+
 def partitions(**counts: int) -> list[TopicPartition]:
     return [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+
+
+def owners_of(members: GroupSubscription) -> dict[TopicPartition, MemberId]:
+    """Return the last owner of each partition, of members that join `sticky`."""
+    return {
+        partition: member
+        for member, subscription in members.items()
+        for partition in decode_member_data(subscription.user_data).partitions
+    }
 
 
 def given_out(assignment: Assignment) -> list[TopicPartition]:
@@ -146,6 +164,76 @@ def test_nothing_moves_when_nothing_changes(seed: int, name: str, alike: bool) -
     assert told(ASSIGNORS[name].assign(groups.topics, members)) == told(first)
 
 
+@given(st.integers(0, 10**9), st.booleans(), st.booleans())
+def test_no_move_of_one_partition_improves_the_balance(seed: int, racks: bool, alike: bool) -> None:
+    groups = Groups(seed, "sticky", racks=racks, alike=alike)
+    for _ in range(4):
+        assignment = ASSIGNORS["sticky"].assign(groups.topics, groups.members)
+        for giver, had in assignment.items():
+            for taker, taken in assignment.items():
+                shared = {p for p in had if p.topic in groups.members[taker].topics}
+                assert not shared or len(had) - len(taken) <= 1, (giver, taker)
+        groups.settle(assignment)
+
+
+@given(st.integers(0, 10**9), st.booleans())
+def test_a_partition_leaves_its_owner_for_a_member_with_no_more_partitions(seed: int, alike: bool) -> None:
+    groups = Groups(seed, "sticky", racks=False, alike=alike)
+    for _ in range(4):
+        owners = owners_of(groups.members)
+        assignment = ASSIGNORS["sticky"].assign(groups.topics, groups.members)
+        for member, share in assignment.items():
+            for partition in share:
+                owner = owners.get(partition, member)
+                if owner in groups.members and partition.topic in groups.members[owner].topics:
+                    assert len(share) <= len(assignment[owner]) or owner == member
+        groups.settle(assignment)
+
+
+@given(st.integers(0, 10**9))
+def test_members_with_the_same_subscription_keep_all_that_balance_allows(seed: int) -> None:
+    groups = Groups(seed, "sticky", racks=False, alike=True)
+    for _ in range(4):
+        owners = owners_of(groups.members)
+        assignment = ASSIGNORS["sticky"].assign(groups.topics, groups.members)
+        total, count = sum(map(len, assignment.values())), len(assignment)
+        quota, larger_shares = divmod(total, count)
+        owned = Counter(owner for owner in owners.values() if owner in groups.members)
+        kept = sum(min(size, quota) for size in owned.values())
+        kept += min(larger_shares, sum(size > quota for size in owned.values()))
+        assert kept == sum(owners.get(p) == member for member, share in assignment.items() for p in share)
+        groups.settle(assignment)
+
+
+@pytest.mark.parametrize("name", ["sticky", "cooperative-sticky"])
+def test_members_read_in_their_racks_what_balance_allows(name: str) -> None:
+    """KIP-881: the partition of rack c has no reader there and goes where there is room."""
+    members = {
+        MemberId(rack): Subscription(
+            topics=("t",), rack=rack, owned=(TopicPartition("t", number),), generation=1
+        )
+        for rack, number in (("a", 3), ("b", 0))
+    }
+    topics = {"t": tuple(frozenset(rack) for rack in "aaabcb")}
+    first = ASSIGNORS[name].assign(topics, members)
+    second = ASSIGNORS[name].assign(topics, rejoined(name, members, first, 2))
+    assert told(second) == {"a": ["t-0", "t-1", "t-2"], "b": ["t-3", "t-4", "t-5"]}
+    assert told(ASSIGNORS[name].assign(topics, rejoined(name, members, second, 3))) == told(second)
+
+
+@given(st.integers(0, 10**9), st.booleans())
+def test_a_group_with_racks_comes_to_rest(seed: int, alike: bool) -> None:
+    groups = Groups(seed, "sticky", racks=True, alike=alike)
+    assignment = ASSIGNORS["sticky"].assign(groups.topics, groups.members)
+    for generation in range(10):
+        former = assignment
+        members = rejoined("sticky", groups.members, former, generation)
+        assignment = ASSIGNORS["sticky"].assign(groups.topics, members)
+        if assignment == former:
+            return
+    pytest.fail("partitions still move after ten rebalances without a change")
+
+
 @given(st.binary(max_size=60))
 def test_bytes_of_another_client_are_read_or_refused(data: bytes) -> None:
     for read in (decode_subscription, decode_assignment):
@@ -178,11 +266,3 @@ def test_user_data_of_before_kip_341_has_no_generation() -> None:
 def test_a_newer_subscription_is_read_as_far_as_it_is_known() -> None:
     newer = b"\x00\x09" + encode_subscription(Subscription(topics=("a",)))[2:] + b"more"
     assert decode_subscription(newer) == Subscription(topics=("a",))
-
-
-def test_strings_hash_and_hash_maps_iterate_as_in_java() -> None:
-    """What a JVM says of these."""
-    assert hash_string("") == 0
-    assert hash_string("hello") == 99162322
-    assert hash_string("\U0001f600") == 1772899
-    assert sort_by_hash(["b", "a", "0", "hello"], hash_string) == ["0", "a", "b", "hello"]

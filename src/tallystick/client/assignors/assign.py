@@ -7,9 +7,10 @@
                         later (KIP-429)
 
 Every partition of a subscribed topic is assigned to exactly one member that subscribes to it [CLI-30].
-The same subscriptions give the same assignment as in Kafka 4: a group may be led by any client. Where some
-member and replicas name racks, members get partitions with a replica in their rack as far as balance
-allows (KIP-881).
+`range` and `roundrobin` have no memory: they assign exactly as in Kafka 4, so that every partition stays
+where it is when another client leads the group. The sticky ones leave any leader's balanced assignment as it
+is. Where some member and replicas name racks, members get partitions with a replica in their rack as far as
+balance allows (KIP-881).
 
 Source: RangeAssignor, RoundRobinAssignor, StickyAssignor, CooperativeStickyAssignor.
 """
@@ -19,8 +20,7 @@ from itertools import cycle
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.client.assignors.java_order import string_sort_key
-from tallystick.client.assignors.sticky import assign_sticky
+from tallystick.client.assignors.sticky import assign_sticky, find_owners
 from tallystick.client.assignors.subscription import (
     MemberData,
     PartitionRacks,
@@ -80,7 +80,7 @@ def assign_round_robin(topics: PartitionRacks, members: GroupSubscription) -> As
     shares: dict[MemberId, list[TopicPartition]] = {member: [] for member in members}
     subscribed_topics = {topic for subscription in members.values() for topic in subscription.topics}
     turns = cycle(_sort_members(members))
-    for topic in sorted(subscribed_topics & topics.keys(), key=string_sort_key):
+    for topic in sorted(subscribed_topics & topics.keys(), key=_java_sort_key):
         for number in range(len(topics[topic])):
             member = next(member for member in turns if topic in members[member].topics)
             shares[member].append(TopicPartition(topic, number))
@@ -89,10 +89,11 @@ def assign_round_robin(topics: PartitionRacks, members: GroupSubscription) -> As
 
 def assign_eager_sticky(topics: PartitionRacks, members: GroupSubscription) -> Assignment:
     """Balance the group; every member keeps its former partitions as far as that allows."""
-    previous = {
-        member: decode_member_data(subscription.user_data) for member, subscription in members.items()
-    }
-    return _sort_assignment(assign_sticky(topics, members, previous).assignment)
+    owners = find_owners(
+        {member: decode_member_data(subscription.user_data) for member, subscription in members.items()}
+    )
+    shares = assign_sticky(topics, members, owners)
+    return {member: tuple(sorted(share)) for member, share in shares.items()}
 
 
 def assign_cooperative_sticky(topics: PartitionRacks, members: GroupSubscription) -> Assignment:
@@ -100,29 +101,12 @@ def assign_cooperative_sticky(topics: PartitionRacks, members: GroupSubscription
 
     That member gives them up first and rejoins; the next rebalance finds them free.
     """
-    previous = {member: _decode_claim(subscription) for member, subscription in members.items()}
-    outcome = assign_sticky(topics, members, previous)
-    moving = outcome.transferring
-    if moving is None:
-        owner_by_partition = {
-            partition: member for member, partitions in outcome.assignment.items() for partition in partitions
-        }
-        revocations = {
-            partition
-            for member, subscription in members.items()
-            for partition in subscription.owned
-            if owner_by_partition.get(partition) != member
-        }
-        former_shares = {member: set(subscription.owned) for member, subscription in members.items()}
-        moving = {
-            p: m for p, m in owner_by_partition.items() if p in revocations and p not in former_shares[m]
-        }
-    return _sort_assignment(
-        {
-            member: [p for p in partitions if moving.get(p) != member]
-            for member, partitions in outcome.assignment.items()
-        }
-    )
+    owners = find_owners({member: _decode_claim(subscription) for member, subscription in members.items()})
+    shares = assign_sticky(topics, members, owners)
+    return {
+        member: tuple(sorted(partition for partition in share if owners.get(partition, member) == member))
+        for member, share in shares.items()
+    }
 
 
 def _decode_claim(subscription: Subscription) -> MemberData:
@@ -131,18 +115,19 @@ def _decode_claim(subscription: Subscription) -> MemberData:
     return MemberData(subscription.owned, decode_generation(subscription.user_data))
 
 
-def _sort_assignment(assignment: Mapping[MemberId, list[TopicPartition]]) -> Assignment:
-    return {member: tuple(sorted(partitions)) for member, partitions in assignment.items()}
-
-
 def _sort_members(members: GroupSubscription) -> list[MemberId]:
     """Sort static members by instance id, so that a returning one has its old place; then by member id."""
 
     def place(member: MemberId) -> tuple[bool, bytes]:
         instance = members[member].instance_id
-        return instance is None, string_sort_key(member if instance is None else instance)
+        return instance is None, _java_sort_key(member if instance is None else instance)
 
     return sorted(members, key=place)
+
+
+def _java_sort_key(text: str) -> bytes:
+    """Return a sort key that sorts as Java sorts strings: by UTF-16 code units."""
+    return text.encode("utf-16-be", "surrogatepass")
 
 
 class _TopicAssignmentState:

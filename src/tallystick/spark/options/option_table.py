@@ -1,11 +1,15 @@
 """Table of the options in Spark's Kafka guide and of our own, with their meaning. docs/spark.md shows it.
 
+Options that have no effect here or are refused are in `kafka_names.tsv`.
+
 Source: Spark 4.3 docs/streaming/structured-streaming-kafka-integration.md.
 """
 
+from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
+from tallystick.kernel.foreign_settings import read_foreign_settings
 from tallystick.kernel.value import Value
 
 KAFKA_PREFIX: Final = "kafka."
@@ -53,12 +57,16 @@ class Option(Value, kw_only=True):
     ignored_elsewhere: bool = False
 
 
-def _build_no_effect_option(name: str, doc: str, sides: tuple[ConnectorSide, ...] = _SOURCE) -> Option:
-    return Option(name=name, doc=doc, sides=sides, support=OptionSupport.NO_EFFECT)
-
-
-def _build_refused_option(name: str, doc: str, sides: tuple[ConnectorSide, ...] = _SOURCE) -> Option:
-    return Option(name=name, doc=doc, sides=sides, support=OptionSupport.REFUSED)
+def _read_other_options() -> Iterator[Option]:
+    """Yield the options of `kafka_names.tsv`, whose last column has the sides."""
+    for each in read_foreign_settings(__package__):
+        (sides,) = each.more
+        yield Option(
+            name=each.name,
+            doc=each.reason,
+            sides=tuple(map(ConnectorSide, sides.split())),
+            support=OptionSupport(each.treatment.value),
+        )
 
 
 def _build_format_options(field: str) -> tuple[Option, ...]:
@@ -280,17 +288,6 @@ OPTIONS: Final = (
         sides=_SINK,
         doc="Register the schema of the option, or one made from the columns if the subject has none.",
     ),
-    _build_no_effect_option("fetchOffset.numRetries", "Retries end with `kafka.default.api.timeout.ms`."),
-    _build_no_effect_option("fetchOffset.retryIntervalMs", "See `kafka.retry.backoff.ms`."),
-    _build_no_effect_option("groupIdPrefix", "No consumer group is used."),
-    _build_no_effect_option("kafka.group.id", "No consumer group is used; offsets are in the checkpoint."),
-    _build_refused_option("kafka.auto.offset.reset", "use startingOffsets and failOnDataLoss"),
-    _build_refused_option("kafka.key.deserializer", "use key.format, or convert the bytes with Spark"),
-    _build_refused_option("kafka.value.deserializer", "use value.format, or convert the bytes with Spark"),
-    _build_refused_option("kafka.enable.auto.commit", "offsets are in the checkpoint"),
-    _build_refused_option(
-        "kafka.interceptor.classes", "no Java classes are loaded", (ConnectorSide.SOURCE, ConnectorSide.SINK)
-    ),
     Option(
         name="topic",
         values="name",
@@ -389,16 +386,5 @@ OPTIONS: Final = (
         doc="A function that each Python process calls before it first writes, to switch OpenTelemetry on "
         "there; see [tracing](how-to/tracing.md#spark).",
     ),
-    _build_refused_option(
-        "asyncProgressTrackingEnabled",
-        "batches are decided one at a time, and Spark's log must contain each before the next begins",
-        _SINK,
-    ),
-    _build_refused_option("kafka.key.serializer", "use key.format, or convert to bytes with Spark", _SINK),
-    _build_refused_option(
-        "kafka.value.serializer", "use value.format, or convert to bytes with Spark", _SINK
-    ),
-    _build_refused_option(
-        "kafka.partitioner.class", "no Java classes are loaded; use a column named partition", _SINK
-    ),
+    *_read_other_options(),
 )
