@@ -341,3 +341,21 @@ def test_followers_get_the_newest_state_and_never_wait_for_each_other() -> None:
         return [*numbers, (await late).snapshot.number]
 
     assert asyncio.run(follow()) == [1, 2, 3, 5]
+
+
+@pytest.mark.parametrize("url", ["/topics/nowhere", "/groups/nobody", "/transactions/nothing"])
+@pytest.mark.parametrize("form", ["", "?format=json"])
+def test_an_unknown_name_is_not_found(url: str, form: str) -> None:
+    feed = StateFeed()
+    feed.publish(make_snapshot())
+    client = make_client(feed)
+    assert client.get(url + form).status_code == 404
+    # An open page takes no 404 from htmx in, and would go on to show what has gone.
+    assert client.get(url + form, headers={"hx-request": "true"}).status_code == 200
+
+
+def test_before_anything_was_read_nothing_is_called_unknown() -> None:
+    client = make_client(StateFeed())
+    assert {client.get(f"/{section}/x").status_code for section in ("topics", "groups", "transactions")} == {
+        200
+    }

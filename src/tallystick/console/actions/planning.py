@@ -9,7 +9,7 @@ a stored state. What is added here is what an operator has to be told before any
     resolve                 recovery would do nothing, or must not decide         refused
     resolve a prefix        all that is decided is or can be committed            ready
     resolve a prefix        nothing is open, or a decided one is lost             refused
-    complete by a state     the state comes to a commit or an abort               ready
+    complete by a state     the state comes to a commit                           ready
     any abort by hand       nothing objects                                       ready
     any abort by hand       it is in doubt, committed there, or could not be read needs a reason [ACT-2]
     any action              nothing is open                                       refused
@@ -211,9 +211,13 @@ def _plan_completion(request: CompleteByState, reading: TransactionReading, serv
     by_state = f"By state {request.state}" if request.state else "By the empty state"
     if not outlook.sends_request:
         return _refuse(plan, f"{by_state}: {outlook.text}.")
-    objections = list_abort_harms(views, reading.snapshot)
-    if is_commit:
-        objections = list_commit_harms(views)
+    objections = list_commit_harms(views)
+    if not is_commit:
+        # A row or a decision says whether an abort is right; without either, what was typed is all there is.
+        is_alone = views.store is None and views.spark is None
+        in_doubt = is_alone and views.description is not None and views.description.in_doubt
+        doubt = (to_sentence(AbortHarm.IN_DOUBT.value),) if in_doubt else ()
+        objections = (*doubt, *list_abort_harms(views, reading.snapshot))
     plan = replace(
         plan,
         consequences=() if is_commit else list_lost_records(views, reading),

@@ -52,8 +52,8 @@ class OverviewPage(Value, kw_only=True):
 
     health               a word of `Health`: the worst there is, or `unknown` if something could not be read
     headline             the same as a sentence
-    counts               open transactions by health
-    prepared_count       of those, two-phase ones: they may be prepared, and never time out
+    counts               transactions by health, those that are broken and not open any more among them
+    prepared_count       open two-phase ones: they may be prepared, and never time out
     oldest_ms            age of the oldest open transaction
     oldest_in_doubt_ms   age of the oldest two-phase transaction
     held_back_count      records that no `read_committed` reader sees yet, in all partitions
@@ -95,7 +95,8 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
         *_describe_problems(filter(_is_problem, joint)),
     ]
     problems.sort(key=lambda problem: SEVERITY[Health(problem.health)])
-    in_doubt = [each for each in joint if each.views.is_two_phase]
+    open_ones = [each for each in joint if each.is_open]
+    in_doubt = [each for each in open_ones if each.views.is_two_phase]
     offsets = snapshot.topics.offsets.values()
     health, headline = _summarize(state, refusals, now_ms)
     statuses = _list_essential(snapshot)
@@ -106,9 +107,9 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
         problems=tuple(problems[:PROBLEMS_MAX]),
         problem_count=len(problems),
         counts=count_by_health(joint),
-        open_count=len(joint),
+        open_count=len(open_ones),
         prepared_count=len(in_doubt),
-        oldest_ms=find_oldest_ms(joint, now_ms),
+        oldest_ms=find_oldest_ms(open_ones, now_ms),
         oldest_in_doubt_ms=find_oldest_ms(in_doubt, now_ms),
         held_back_count=sum(each.held_back_count for each in offsets),
         held_back_partitions=sum(each.held_back_count > 0 for each in offsets),
@@ -151,10 +152,11 @@ def _summarize(state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int)
         return Health.UNKNOWN, "Not everything could be read, so this page may lack something."
     if worst:
         return worst[0], " ".join(texts)
-    if not state.joint:
+    open_ones = [each for each in state.joint if each.is_open]
+    if not open_ones:
         return Health.OK, "No transaction is open."
-    oldest = format_duration(find_oldest_ms(state.joint, now_ms))
-    return Health.OK, f"{pluralize(len(state.joint), 'transaction')} open, the oldest for {oldest}."
+    oldest = format_duration(find_oldest_ms(open_ones, now_ms))
+    return Health.OK, f"{pluralize(len(open_ones), 'transaction')} open, the oldest for {oldest}."
 
 
 _HEADLINES: Final[Mapping[Health, str]] = {
@@ -248,7 +250,9 @@ def _list_read_failures(snapshot: Snapshot) -> Iterator[Problem]:
 def _summarize_stores(
     state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int
 ) -> tuple[StoreSummary, ...]:
-    open_counts = Counter(each.views.store.store.name for each in state.joint if each.views.store is not None)
+    open_counts = Counter(
+        each.views.store.store.name for each in state.joint if each.views.store is not None and each.is_open
+    )
     refusing = frozenset(each.subject for each in refusals)
     return tuple(
         _summarize_store(store, open_counts[store.name], refusing, now_ms) for store in state.snapshot.stores

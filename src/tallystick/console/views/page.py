@@ -51,6 +51,11 @@ def describe_page(title: str, snapshot: Snapshot, parts: Iterable[PartStatus], n
     )
 
 
+def is_incomplete(info: PageInfo) -> bool:
+    """Return whether a page may lack what there is, because not all of it could be read."""
+    return info.age_ms is None or bool(info.failures)
+
+
 def list_outages(parts: Iterable[PartStatus], now_ms: int) -> tuple[Outage, ...]:
     """Return what of these parts cannot be read at all, each reason once with its oldest data."""
     outages: dict[str, Outage] = {}

@@ -10,7 +10,7 @@ from tallystick.console.lookup.history import IdHistory
 from tallystick.console.snapshot import PartitionOffsets, Snapshot
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.history import HistoryView, view_history
-from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.page import PageInfo, describe_page, is_incomplete
 from tallystick.console.views.texts import format_identity
 from tallystick.console.views.timeline import Timeline, draw, list_events
 from tallystick.console.views.transactions import TransactionRow, build_key, build_row
@@ -131,6 +131,14 @@ def build_transaction(
         commands=_list_commands(row, snapshot.bootstrap_servers),
         history=shown_history,
     )
+
+
+def may_exist(page: TransactionPage) -> bool:
+    """Return whether anything that is read knows the id, or not all that knows ids could be read."""
+    if page.row or page.coordinator or page.database or is_incomplete(page.info):
+        return True
+    history = page.history  # of an id that has ended only this knows
+    return history is not None and bool(history.rows or history.failure or history.is_catching_up)
 
 
 def _build_closed(

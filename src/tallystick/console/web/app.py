@@ -133,10 +133,13 @@ class _Shell:
         if page.ask is not None and self._lookups is not None:
             page_request = await page.ask(self._lookups, page_request)
         model = page.build(page_request)
+        # An open page takes no 404 from htmx in: it has to show that what it was about has gone.
+        status = 200 if page.is_known(model) or "hx-request" in request.headers else 404
         if request.query_params.get("format") == "json":
-            return Response(encode_json(model), media_type="application/json")
+            return Response(encode_json(model), status, media_type="application/json")
         template = self.templates.get_template(page.template)
-        return HTMLResponse(template.render(page=model, section=page.section, url=format_url(request)))
+        html = template.render(page=model, section=page.section, url=format_url(request))
+        return HTMLResponse(html, status)
 
     async def show_missing(self, request: Request, exc: Exception) -> Response:
         """Answer a path that no page has."""

@@ -98,7 +98,10 @@ def _list_choices(address: ActionAddress, place: Place) -> Iterator[Block]:
 
 def _list_state_choice(address: ActionAddress) -> Iterator[Block]:
     stored = address.query.get("state")
-    note = "The state that the other half has stored, as producerId:epoch; nothing if it has stored none."
+    note = (
+        "The state that the other half has stored, as producerId:epoch: the one that is open commits. "
+        "Any other, and nothing, aborts."
+    )
     anchor = Anchor(name="state", prompt=ask_field(address, "state", note, stored or ""))
     text = "not given yet" if stored is None else stored or "none is stored"
     yield Paragraph((say("State that the other half has stored: "), say(text, TextRole.STRONG)), anchor)
