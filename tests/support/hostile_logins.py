@@ -20,7 +20,7 @@ from tests.support.hostile import mutate
 from tests.support.scram_users import find_in
 
 from tallystick.broker.server.handshakes import HandshakeTable
-from tallystick.broker.server.log_throttle import LogThrottle
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.broker.server.login import LoginRefused
 from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.login_rules import LoginRules

@@ -541,6 +541,10 @@ def test_an_address_that_names_no_action_is_said_to_be_none() -> None:
         assert "is not an offset" in wrong.text
         chooser = await visit.client.get("/actions/complete/pay-1")
         assert (chooser.status_code, read_form(chooser.text).action) == (200, "")
+        assert "Open is <code class=\"id\">5:3</code>" in chooser.text
+        assert "aborts it, and that needs a reason" in chooser.text
+        other = await visit.client.get("/actions/complete/nobody")
+        assert "Open is" not in other.text
         visit.readings.away = True
         away = await visit.client.get(URL)
         assert (away.status_code, read_form(away.text).action) == (503, "")

@@ -282,6 +282,30 @@ def test_credentials_are_asked_for_where_they_are_needed() -> None:
     assert client.get("/", headers={"authorization": "Bearer abc"}).status_code == 200
 
 
+def test_a_browser_is_told_what_to_do_where_there_is_only_a_token() -> None:
+    def refuse(credentials: HttpCredentials) -> str:
+        return make_client(options=WebOptions(read_credentials=lambda: credentials)).get("/").text
+
+    token = HttpCredentials(token=Secret("abc"))
+    assert "start it with --user and --password-file" in refuse(token)
+    assert refuse(replace(token, user="ada", password=Secret("x"))) == "Log in."
+
+
+def test_wrong_logins_leave_one_line_for_a_flood_and_none_for_a_browser(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    credentials = HttpCredentials(token=Secret("abc"))
+    client = make_client(options=WebOptions(read_credentials=lambda: credentials))
+    client.get("/")
+    client.get("/", headers={"authorization": "Bearer abc"})
+    assert caplog.messages == []
+    for number in range(30):
+        client.get("/metrics", headers={"authorization": f"Bearer {number}"})
+    assert 1 <= len(caplog.messages) < 30
+    assert caplog.messages[0] == "127.0.0.1 is not let in: its request has wrong credentials"
+    assert "Bearer" not in caplog.text
+
+
 def test_a_refusal_comes_before_a_login() -> None:
     refusal = check_request("evil", None, {"localhost"}, HttpCredentials(token=Secret("abc")))
     assert refusal is not None

@@ -18,7 +18,7 @@ from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.listeners import LISTENER_PREFIX, Listener
 from tallystick.broker.server.authentication_counts import AuthenticationCounts
 from tallystick.broker.server.handshakes import HandshakeTable
-from tallystick.broker.server.log_throttle import LogThrottle
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.broker.server.login_rules import (
     FindScramCredential,
     LoginRules,

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from tallystick.broker.server.log_throttle import LogThrottle
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.broker.server.login import LoginAnswer, LoginRefused, SessionExpired
 from tallystick.broker.server.login_rules import LoginRules
 from tallystick.broker.server.signing_keys import SigningKeys

@@ -33,7 +33,7 @@ from tallystick.broker.server.listening import (
     make_ports,
     prepare_keys,
 )
-from tallystick.broker.server.log_throttle import LogThrottle
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.broker.server.login import LoginRefused
 from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.login_rules import FindScramCredential, find_no_credential

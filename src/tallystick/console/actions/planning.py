@@ -194,8 +194,13 @@ def _plan_termination(request: ForceTerminate, reading: TransactionReading, serv
         cautions=warn_of_row(views.store),
         look_ups=_list_look_ups(views, servers, f"Empty, {_AFTER_ABORT}"),
     )
-    doubt = (to_sentence(AbortHarm.IN_DOUBT.value),) if in_doubt else ()
-    return _ask_for_reason(plan, (*doubt, *list_abort_harms(views, reading.snapshot)))
+    return _ask_for_reason(plan, (*_list_doubts(views), *list_abort_harms(views, reading.snapshot)))
+
+
+def _list_doubts(views: TransactionViews) -> tuple[str, ...]:
+    """Return the objection to any abort by hand of what may be prepared [ACT-2]."""
+    in_doubt = views.description is not None and views.description.in_doubt
+    return (to_sentence(AbortHarm.IN_DOUBT.value),) if in_doubt else ()
 
 
 def _plan_completion(request: CompleteByState, reading: TransactionReading, servers: str) -> ActionPlan:
@@ -213,11 +218,7 @@ def _plan_completion(request: CompleteByState, reading: TransactionReading, serv
         return _refuse(plan, f"{by_state}: {outlook.text}.")
     objections = list_commit_harms(views)
     if not is_commit:
-        # A row or a decision says whether an abort is right; without either, what was typed is all there is.
-        is_alone = views.store is None and views.spark is None
-        in_doubt = is_alone and views.description is not None and views.description.in_doubt
-        doubt = (to_sentence(AbortHarm.IN_DOUBT.value),) if in_doubt else ()
-        objections = (*doubt, *list_abort_harms(views, reading.snapshot))
+        objections = (*_list_doubts(views), *list_abort_harms(views, reading.snapshot))
     plan = replace(
         plan,
         consequences=() if is_commit else list_lost_records(views, reading),

@@ -10,7 +10,7 @@ from tallystick.console.joint import JointTransaction, find_oldest_ms
 from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot, StoreFacts, Volume
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.events import EventRow, list_last_events
-from tallystick.console.views.page import Outage, PageInfo, describe_page, list_outages
+from tallystick.console.views.page import Outage, PageInfo, describe_page, list_failures, list_outages
 from tallystick.console.views.refusals import NoWrites, list_refusals
 from tallystick.console.views.texts import format_bytes, format_duration, pluralize
 from tallystick.console.views.transactions import build_key, count_by_health
@@ -91,7 +91,7 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
     refusals = list_refusals(snapshot)
     problems = [
         *map(_describe_refusal, refusals),
-        *_list_read_failures(snapshot),
+        *_list_read_failures(snapshot, now_ms),
         *_describe_problems(filter(_is_problem, joint)),
     ]
     problems.sort(key=lambda problem: SEVERITY[Health(problem.health)])
@@ -141,14 +141,15 @@ def _summarize(state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int)
         worst.insert(1 if Health.BROKEN in worst else 0, Health.REFUSING)
         names = ", ".join(dict.fromkeys(each.subject for each in refusals))
         texts.insert(worst.index(Health.REFUSING), f"Writes are refused by {names}.")
-    outages = [_describe_outage(outage) for outage in list_outages(_list_essential(snapshot), now_ms)]
+    essential = list_outages(snapshot, _list_essential(snapshot), now_ms)
+    outages = [_describe_outage(outage) for outage in essential]
     if any(health.needs_action for health in worst):
-        return worst[0], " ".join([*texts, *outages])
+        return worst[0], " ".join([*outages, *(["When it was last read:"] if outages else []), *texts])
     if outages:
         return Health.UNKNOWN, " ".join(outages)
     if any(status.read_ms == NEVER_MS for status in _list_essential(snapshot)):
         return Health.UNKNOWN, "Not everything has been read yet."
-    if any(_list_failures(snapshot)):
+    if any(status.failures for status in snapshot.list_statuses()):
         return Health.UNKNOWN, "Not everything could be read, so this page may lack something."
     if worst:
         return worst[0], " ".join(texts)
@@ -223,12 +224,6 @@ def _describe_refusal(each: NoWrites) -> Problem:
     )
 
 
-def _list_failures(snapshot: Snapshot) -> Iterator[str]:
-    """List what could not be read."""
-    for status in snapshot.list_statuses():
-        yield from status.failures
-
-
 def _describe_disk(node_id: int, volume: Volume) -> str:
     if volume.failure:
         return f"broker {node_id} {volume.path}: {volume.failure}"
@@ -236,9 +231,19 @@ def _describe_disk(node_id: int, volume: Volume) -> str:
     return f"broker {node_id} {volume.path}: {usable} of {total} free"
 
 
-def _list_read_failures(snapshot: Snapshot) -> Iterator[Problem]:
-    of_stores = {text: store.name for store in snapshot.stores for text in store.status.failures}
-    for text in dict.fromkeys(_list_failures(snapshot)):
+def list_read_failures(snapshot: Snapshot, now_ms: int) -> tuple[str, ...]:
+    """Return everything that could not be read, each cause once."""
+    statuses = snapshot.list_statuses()
+    return list_failures(list_outages(snapshot, statuses, now_ms), statuses)
+
+
+def _list_read_failures(snapshot: Snapshot, now_ms: int) -> Iterator[Problem]:
+    of_stores = {
+        text: store.name
+        for store in snapshot.stores
+        for text in (*store.status.failures, "; ".join(store.status.failures))
+    }
+    for text in list_read_failures(snapshot, now_ms):
         yield Problem(
             health=Health.UNKNOWN.value,
             subject=of_stores.get(text, "not read"),

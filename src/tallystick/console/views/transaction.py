@@ -137,8 +137,16 @@ def may_exist(page: TransactionPage) -> bool:
     """Return whether anything that is read knows the id, or not all that knows ids could be read."""
     if page.row or page.coordinator or page.database or is_incomplete(page.info):
         return True
-    history = page.history  # of an id that has ended only this knows
-    return history is not None and bool(history.rows or history.failure or history.is_catching_up)
+    history = page.history  # of an id that has nothing open only this knows
+    return history is not None and bool(
+        history.is_described or history.rows or history.failure or history.is_catching_up
+    )
+
+
+def find_open_state(snapshot: Snapshot, transactional_id: str) -> str:
+    """Return the state that commits what an id has in doubt; empty if it has nothing, as last read."""
+    description = snapshot.transactions.descriptions.get(transactional_id)
+    return format_identity(description.writer) if description is not None and description.in_doubt else ""
 
 
 def _build_closed(

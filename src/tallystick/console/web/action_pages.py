@@ -32,7 +32,7 @@ from tallystick.console.actions.results import ActionOutcome, ActionResult
 from tallystick.console.actions.tickets import Submission
 from tallystick.console.feed import StateFeed
 from tallystick.console.views.page import PageInfo, describe_page
-from tallystick.console.views.texts import format_identity
+from tallystick.console.views.transaction import find_open_state
 from tallystick.console.web.guard import Refusal, check_embedding, check_form_origin, name_user
 from tallystick.kernel.value import Value, replace
 from tallystick.security.http_auth import HttpCredentials
@@ -75,7 +75,7 @@ class ActionPage(Value, kw_only=True):
     run_url   where the form goes
     chosen    what the URL has, for the form in which it is chosen
     targets   where offsets of a group can go
-    open_state  of a completion: what the coordinator has open, as far as it was read
+    open_state  what the id has in doubt, when it was last read; "" if nothing
     """
 
     info: PageInfo
@@ -133,7 +133,7 @@ class ActionPages:
             back_url=_find_back_url(kind, key),
             chosen=dict(request.query_params),
             targets=tuple(target.value for target in ResetTarget),
-            open_state=self._find_open_state(key) if kind is ActionKind.COMPLETE else "",
+            open_state=find_open_state(self._feed.state.snapshot, key),
         )
         try:
             action = build_request(kind, key, request.query_params)
@@ -183,12 +183,6 @@ class ActionPages:
             again_url=f"{DRY_RUN_PATH}/{kind.value}/{quote(key, safe='')}{f'?{query}' if query else ''}",
         )
         return self._render(request, "action_result.html", page, _STATUS_BY_OUTCOME[result.outcome])
-
-    def _find_open_state(self, transactional_id: str) -> str:
-        description = self._feed.state.snapshot.transactions.descriptions.get(transactional_id)
-        if description is None or not description.in_doubt:
-            return ""
-        return format_identity(description.writer)
 
     def _describe(self, title: str) -> PageInfo:
         snapshot = self._feed.state.snapshot

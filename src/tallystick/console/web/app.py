@@ -6,9 +6,11 @@ a new snapshot, and what has changed is replaced in place, by ids; without, a re
 `?format=json` returns the view model instead.
 """
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Final
 from urllib.parse import quote
 
@@ -38,8 +40,11 @@ from tallystick.console.web.guard import HEADERS, check_request
 from tallystick.console.web.pages import MENU, PAGES, Page
 from tallystick.console.web.scrape import METRICS_PATH, MetricsPage
 from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.kernel.value import Value
 from tallystick.security.http_auth import HttpCredentials
+
+_log = logging.getLogger("tallystick.console.web")
 
 FOLDER: Final = Path(__file__).parent
 STREAM_TYPE: Final = "text/event-stream"
@@ -191,6 +196,7 @@ class _Guard:
 
     def __init__(self, app: ASGIApp, options: WebOptions) -> None:
         self._app, self._options = app, options
+        self._wrong_logins = LogThrottle(monotonic)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -205,6 +211,8 @@ class _Guard:
         )
         answer: ASGIApp = self._app
         if refusal is not None:
+            if refusal.status == 401 and "authorization" in headers:  # a browser's first request has none
+                self._log_wrong_login(scope)
             answer = PlainTextResponse(refusal.text, refusal.status)
             for challenge in refusal.challenges:
                 answer.headers.append("WWW-Authenticate", challenge)
@@ -223,3 +231,9 @@ class _Guard:
             await send(message)
 
         await answer(scope, receive, send_with_headers)
+
+    def _log_wrong_login(self, scope: Scope) -> None:
+        more = self._wrong_logins.take()
+        if more is not None:
+            host = (scope.get("client") or ("unknown",))[0]
+            _log.warning("%s is not let in: its request has wrong credentials%s", host, more)
