@@ -99,8 +99,10 @@ def test_a_part_that_is_away_alone_and_a_store_have_their_own_causes() -> None:
 def test_what_was_broken_before_an_outage_is_said_after_it() -> None:
     snapshot = make_snapshot(describe(state="CompleteAbort"), stores=[make_store(make_row(state=WRITER))])
     state = advance(advance(ConsoleState(), snapshot), read_again(snapshot))
-    lost = replace(lose_cluster(state.snapshot), number=state.snapshot.number + 1)
-    page = build_overview(advance(state, lost), NOW_MS)
+    read_ms = state.snapshot.transactions.status.read_ms
+    away = replace(AWAY, read_ms=read_ms, away_since_ms=read_ms + 2_000)
+    lost = replace(lose_cluster(state.snapshot, away), number=state.snapshot.number + 1)
+    page = build_overview(advance(state, lost), read_ms + 14_000)
     assert page.health == "broken"
     assert page.headline.startswith("Not read for 12 s, what is shown is 14 s old: cluster: ")
     assert "When it was last read: 1 transaction: the halves differ" in page.headline
