@@ -247,7 +247,7 @@ def _redirect_output(log: Path) -> Iterator[None]:
     They inherit standard error, so it is the file for the time being, and only `sys.stderr` is the terminal.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
+    with log.open("a", encoding="utf-8") as file, _redirect_query_errors(file):
         logging.basicConfig(
             filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
@@ -258,8 +258,7 @@ def _redirect_output(log: Path) -> Iterator[None]:
         os.dup2(file.fileno(), number)
         sys.stderr = os.fdopen(os.dup(terminal), "w", buffering=1)
         try:
-            with log.open("a", encoding="utf-8") as texts, _redirect_query_errors(texts):
-                yield
+            yield
         finally:
             sys.stderr.close()
             os.dup2(terminal, number)
