@@ -186,7 +186,12 @@ def test_what_kafka_changes_while_it_runs_is_accepted_here_as_in_the_file() -> N
 
 
 def test_a_setting_without_effect_is_not_called_unknown_when_it_is_altered() -> None:
-    for name in ("queued.max.requests", "sasl.jaas.config", "ssl.provider", "remote.log.storage.system.enable"):
+    for name in (
+        "queued.max.requests",
+        "sasl.jaas.config",
+        "ssl.provider",
+        "remote.log.storage.system.enable",
+    ):
         with pytest.raises(BadConfig, match=f"{name}: has no effect in this broker"):
             apply_changes({}, [ConfigChange(name, AlterConfigOp.SET, "8")], BROKER_SETTINGS)
     with pytest.raises(BadConfig, match=r"unknown setting; did you mean num\.partitions"):

@@ -552,7 +552,7 @@ def test_an_address_that_names_no_action_is_said_to_be_none() -> None:
 def test_the_form_of_a_completion_says_what_is_open_and_what_aborts() -> None:
     async def story(visit: Visit) -> None:
         form = await visit.client.get("/actions/complete/pay-1")
-        assert "Open is <code class=\"id\">5:3</code>" in form.text
+        assert 'Open is <code class="id">5:3</code>' in form.text
         assert "Any other state, and none, aborts it, and that needs a reason" in form.text
         assert "Open is" not in (await visit.client.get("/actions/complete/pay-2")).text
 

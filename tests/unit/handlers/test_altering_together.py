@@ -216,7 +216,11 @@ async def test_settings_without_effect_are_stored_shown_and_warned_of(
         assert f"accepted, but without effect in this broker: {', '.join(names)}" in caplog.messages
         shown = {each.setting.name: each for each in describe_broker_settings(desk.broker)}
         described = shown["num.io.threads"]
-        assert (described.value, described.source, described.is_read_only) == ("9", ConfigSource.BROKER, False)
+        assert (described.value, described.source, described.is_read_only) == (
+            "9",
+            ConfigSource.BROKER,
+            False,
+        )
         assert [origin.value for origin in described.synonyms] == ["9", "8"]
         assert "background.threads" not in shown
 

@@ -41,6 +41,7 @@ RECONFIGURABLE_SETTINGS: Final = frozenset(
 
 _JAAS_SETTING: Final = Setting(kind=SettingType.PASSWORD, default=None, doc="", none="")
 
+
 def _make_ineffective(name: str, kind: SettingType, default: str) -> Setting:
     setting = Setting(
         name=name, kind=kind, default=None, doc="Accepted, without effect.", none="", dynamic=True
@@ -83,10 +84,7 @@ def list_undeclared(layers: Iterable[Mapping[str, str]]) -> list[str]:
     """Return the names in the layers that are of one listener, or without effect, each once."""
     prefixes = (LISTENER_PREFIX, METRICS_PREFIX)
     names = {
-        name
-        for layer in layers
-        for name in layer
-        if name.startswith(prefixes) or name in INEFFECTIVE_DYNAMIC
+        name for layer in layers for name in layer if name.startswith(prefixes) or name in INEFFECTIVE_DYNAMIC
     }
     return sorted(names - BROKER_SETTINGS.keys())
 
@@ -114,7 +112,10 @@ def find_change_problems(configs: Mapping[str, str], *, is_default: bool) -> Ite
         n
         for n in specs
         if n not in unprefixed
-        and (split_listener_name(n)[1] in RECONFIGURABLE_SETTINGS or (n in INEFFECTIVE_DYNAMIC and n.startswith("sasl.")))
+        and (
+            split_listener_name(n)[1] in RECONFIGURABLE_SETTINGS
+            or (n in INEFFECTIVE_DYNAMIC and n.startswith("sasl."))
+        )
     )
     if is_default and own:
         yield (

@@ -57,9 +57,7 @@ def is_incomplete(info: PageInfo) -> bool:
     return info.age_ms is None or bool(info.failures)
 
 
-def list_outages(
-    snapshot: Snapshot, parts: Iterable[PartStatus], now_ms: int
-) -> tuple[Outage, ...]:
+def list_outages(snapshot: Snapshot, parts: Iterable[PartStatus], now_ms: int) -> tuple[Outage, ...]:
     """Return what of these parts cannot be read at all, each reason once with its oldest data.
 
     Where the cluster itself is away, that is why none of its other parts can be read, in whichever words.
