@@ -53,7 +53,7 @@ INEFFECTIVE_DYNAMIC: Final[Mapping[str, Setting]] = {
     name: _make_ineffective(name, SettingType[kind], default)
     for name, (kind, default) in CHANGEABLE_INEFFECTIVE_SETTINGS.items()
 }
-"""Kafka's settings that change nothing here. As in the configuration file they are accepted with a warning."""
+"""Kafka's settings that change nothing here: accepted with a warning, as in the configuration file."""
 
 
 def find_setting(name: str) -> Setting | None:

@@ -33,7 +33,6 @@ from tallystick.broker.server.listening import (
     make_ports,
     prepare_keys,
 )
-from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.broker.server.login import LoginRefused
 from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.login_rules import FindScramCredential, find_no_credential
@@ -42,6 +41,7 @@ from tallystick.broker.server.request_memory import LargeRequestMemory, RequestM
 from tallystick.broker.server.unsent import UnsentAnswers
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value, replace
 from tallystick.protocol.frames import Buffer, InvalidFrameLength, ReceiveBuffer, join_small

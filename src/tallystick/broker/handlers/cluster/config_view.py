@@ -125,7 +125,7 @@ def describe_broker_settings(broker: ConfigViewPort) -> Iterator[DescribedSettin
         yield DescribedSetting(
             spec, tuple(_iter_broker_synonyms(broker, spec)), is_read_only=not spec.dynamic
         )
-    # Those of one listener, and those without effect, are described once they are set, with the plain setting as a synonym.
+    # Those of one listener, with the plain setting as a synonym, and those without effect once they are set.
     for name in list_undeclared((*broker.dynamic_configs.values(), broker.static_config.originals)):
         own = find_setting(name)
         if own is not None:
