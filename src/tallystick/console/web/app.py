@@ -236,4 +236,6 @@ class _Guard:
         more = self._wrong_logins.take()
         if more is not None:
             host = (scope.get("client") or ("unknown",))[0]
-            _log.warning("%s is not let in: its request has wrong credentials%s", host, more)
+            # The host may be the text of a proxy's header.
+            text = "%s is not let in: its request has wrong credentials%s"
+            _log.warning(text, show_on_page(host), more)
