@@ -10,6 +10,7 @@ from tests.support.console_site import Site, serve
 from tests.support.console_worlds import make_crowd, make_shop
 
 from tallystick.console.snapshot import Snapshot
+from tallystick.kernel.value import replace
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -110,6 +111,20 @@ def test_a_stream_is_taken_up_again_when_the_console_is_back(tab: Tab, site: Sit
     site.publish(make_some(28))
     expect_rows(page, 28)
     tab.expect_failed_loads()
+
+
+def test_the_header_says_when_the_console_answers_and_the_cluster_does_not(tab: Tab, site: Site) -> None:
+    page = tab.follow("/transactions")
+    page.wait_for_selector("#live[data-state=live]")
+    snapshot = make_some(31)
+    away = replace(snapshot.transactions.status, away_since_ms=snapshot.at_ms, failures=("it hangs",))
+    site.publish(replace(snapshot, transactions=replace(snapshot.transactions, status=away)))
+    page.wait_for_selector("#live[data-state=stale]")
+    assert page.inner_text("#live") == "not up to date"
+    page.reload()
+    page.wait_for_selector("#live[data-state=stale]")
+    site.publish(make_some(32))
+    page.wait_for_selector("#live[data-state=live]")
 
 
 def test_a_stream_that_could_not_be_opened_is_tried_again(tab: Tab, site: Site) -> None:

@@ -86,6 +86,21 @@ def test_what_is_in_no_decision_is_aborted(query: Query) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["2pc", "keep", "resume"])
+def test_without_a_mode_one_is_taken_that_the_cluster_offers_and_the_transactions_need(mode: str) -> None:
+    """A query in a weaker mode is on a cluster that refuses two-phase commit."""
+    settings = {"transaction.two.phase.commit.enable": "true" if mode == "2pc" else "false"}
+    with EmbeddedBroker(config=settings, in_process=True) as broker:
+        query = Query(broker.bootstrap_servers, modes=(mode,))
+        query.make_topic()
+        query.decide_and_die()
+        code, (_, *left) = resolve(query, "--yes")
+        assert (code, left) == (0, [("prepared: to be committed", "committed")] * 2)
+        assert query.committed() == 22
+        query.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [

@@ -27,6 +27,7 @@ from tallystick.broker.txn.codec import decode_batches, encode_batch_of
 from tallystick.broker.txn.machine.commands import EndTxnResult, EntryStored, InitProducerIdResult
 from tallystick.broker.txn.machine.model import OngoingPhase, TransactionResult, TxnConfig
 from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT32_MAX, ProducerIdAndEpoch, TimestampMs, TransactionalId
 from tallystick.kernel.value import replace
 
@@ -355,6 +356,17 @@ def test_former_incarnations_are_fenced(old: ProducerIdAndEpoch) -> None:
         assert code(txn.commit(old, version)) == ErrorCode.PRODUCER_FENCED
         assert code(txn.abort(old, version)) == ErrorCode.PRODUCER_FENCED
     assert unchanged(txn, before, records)
+
+
+@OLD_PAIRS
+def test_an_end_under_an_old_pair_hears_the_pair_that_ends_the_transaction(old: ProducerIdAndEpoch) -> None:
+    """[TXN-8] Some clients end a kept transaction as KIP-939's rejected alternative would: it stays open."""
+    txn = twice_kept()
+    refused = txn.commit(old)
+    assert isinstance(refused, Reject)
+    assert f"not to {old}; nothing was changed" in refused.reason
+    assert refused.reason.endswith("A later InitProducerId kept this transaction: end it as 42:12")
+    assert txn.commit(ident(42, 12)) == EndTxnResult(client=ident(42, 13))
 
 
 @pytest.mark.parametrize("old", [ident(42, MAX - 1), ident(73, 0)])

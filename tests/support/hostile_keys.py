@@ -19,11 +19,11 @@ from tests.support.hostile import mutate
 from tests.support.hostile_logins import TEXT_LENGTH_MAX, make_frame, require
 
 from tallystick.broker.server.handshakes import HandshakeTable
-from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.broker.server.login import LoginRefused
 from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.login_rules import DOCUMENT_BYTES_MAX, LoginRules
 from tallystick.broker.server.signing_keys import SigningKeys
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.kernel.secret import Secret
 from tallystick.protocol import encode
 from tallystick.protocol.apis import ApiKey

@@ -20,13 +20,13 @@ from tests.support.hostile import mutate
 from tests.support.scram_users import find_in
 
 from tallystick.broker.server.handshakes import HandshakeTable
-from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.broker.server.login import LoginRefused
 from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.login_rules import LoginRules
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
 from tallystick.client.errors import AuthenticationFailed
 from tallystick.client.net.login_exchange import LoginExchange
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.kernel.secret import Secret
 from tallystick.protocol import DecodeError, decode_prefix, encode_parts
 from tallystick.protocol.apis import API_SPECS, ApiKey

@@ -7,7 +7,7 @@ Lifecycle: `open` (blocking: locks the data directory, recovers the logs), `star
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 from tallystick.broker.authorizer.acl_index import AclSettings
 from tallystick.broker.authorizer.authorizer import ALLOW_ALL, Authorizer
 from tallystick.broker.authorizer.standard_authorizer import StandardAuthorizer
-from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.config.broker_config import BrokerConfig, list_ineffective
 from tallystick.broker.config.dynamic_config import build_effective_config
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.setting_texts import is_secret
@@ -155,6 +155,7 @@ class Broker:
         _, orphans = build_effective_config(self.static_config, self._dynamic_configs)
         if orphans:
             _log.warning("stored settings of listeners that are gone are ignored: %s", ", ".join(orphans))
+        self._warn_of_ineffective(name for layer in self._dynamic_configs.values() for name in layer)
         self.config = self._build_effective_config(self._dynamic_configs)
         self.data_directory.reconfigure(self.config)
         self._open_authorizer()
@@ -300,6 +301,7 @@ class Broker:
                 except STORAGE_FAILURES as exc:
                     return self._reject_failed_change(exc)
                 self._dynamic_configs[broker] = configs
+                self._warn_of_ineffective(name for name in touched if name in configs)
                 self.config = config
                 use_change()
                 self.data_directory.reconfigure(config)
@@ -307,6 +309,11 @@ class Broker:
                 for tell in self.config_listeners:
                     tell(config)
                 return None
+
+    def _warn_of_ineffective(self, names: Iterable[str]) -> None:
+        unused = list_ineffective(names)
+        if unused:
+            _log.warning("accepted, but without effect in this broker: %s", ", ".join(unused))
 
     def _reject_failed_change(self, exc: Exception) -> Reject:
         if not is_rolled_back(exc):

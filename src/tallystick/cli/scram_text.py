@@ -16,6 +16,7 @@ from tallystick.admin.scram import ScramCredentialInfo, UserScramCredentialUpser
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
 from tallystick.security.sasl.scram import ITERATIONS_MIN, SCRAM_MECHANISMS, SERVER_ITERATIONS_MAX
+from tallystick.security.secret_files import warn_of_readers
 
 _KEYS: Final = ("name", "password", "password_file", "iterations")
 _ARGUMENT: Final = re.compile(r"([A-Z0-9-]+)=\[(.*)\]", re.DOTALL)
@@ -54,6 +55,7 @@ def parse_iterations(text: str | None) -> int:
 
 def read_password_file(path: Path) -> str:
     """Return the first line of a file. Raises: BadConfig."""
+    warn_of_readers("password file", path)
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as exc:

@@ -87,6 +87,12 @@ class JointTransaction(Value, kw_only=True):
         return self.judgement.health
 
     @property
+    def is_open(self) -> bool:
+        """Whether one of the cluster's views shows it open; its halves may differ after that, too."""
+        description = self.views.description
+        return bool(self.views.cases) or (description is not None and description.state in OPEN_STATES)
+
+    @property
     def evidence(self) -> tuple[object, ...]:
         """What a second look must find unchanged [CON-1]."""
         views = self.views

@@ -29,6 +29,10 @@ class CredentialFiles(Value, kw_only=True):
     user: str = ""
     password_file: str | None = None
 
+    def name(self, words: str) -> str:
+        """Return an option (--token-file) or a setting (metrics.auth.token.file) as its user writes it."""
+        return f"{self.prefix}{words.replace('.', '-') if self.prefix == '--' else words}"
+
     @property
     def are_given(self) -> bool:
         """Whether requests need credentials."""
@@ -38,7 +42,7 @@ class CredentialFiles(Value, kw_only=True):
         """Return violations of rules that need no file."""
         problems = []
         if bool(self.user) != bool(self.password_file):
-            problems.append(f"{self.prefix}user and {self.prefix}password.file: give both, or none")
+            problems.append(f"{self.name('user')} and {self.name('password.file')}: give both, or none")
         if ":" in self.user:
             problems.append(f"{self.prefix}user: a user of HTTP's Basic authentication has no colon")
         return problems
@@ -49,13 +53,13 @@ class CredentialFiles(Value, kw_only=True):
         with collect_problems(problems):
             token = self._read_token()
         with collect_problems(problems):
-            password = read_secret_file(f"{self.prefix}password.file", self.password_file)
+            password = read_secret_file(self.name("password.file"), self.password_file)
         if problems:
             raise BadConfig("\n".join(problems))
         return HttpCredentials(token=token, user=self.user, password=password)
 
     def _read_token(self) -> Secret | None:
-        name = f"{self.prefix}token.file"
+        name = self.name("token.file")
         token = read_secret_file(name, self.token_file)
         if token is not None and not is_token(token.reveal()):
             raise BadConfig(f"{name} {self.token_file}: no bearer token: letters, digits and -._~+/ only")

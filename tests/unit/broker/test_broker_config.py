@@ -158,6 +158,8 @@ def test_synonyms_name_settings_that_exist_and_have_the_same_default() -> None:
     for made in TOPIC_SETTINGS.values():
         for synonym in made.synonyms:
             assert synonym.name in BROKER_SETTINGS, made.name
+        if not made.synonyms:
+            continue
         fallback = BROKER_SETTINGS[made.synonyms[-1].name]
         scale = made.synonyms[-1].scale
         if made.name != "flush.ms":  # Kafka's null there means "never", as the topic's maximum does

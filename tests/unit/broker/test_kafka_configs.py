@@ -12,6 +12,11 @@ from tallystick.broker.config.broker_config import (
     BrokerConfig,
     list_ineffective,
 )
+from tallystick.broker.config.dynamic_config import (
+    INEFFECTIVE_DYNAMIC,
+    find_bad_values,
+    find_change_problems,
+)
 from tallystick.broker.config.kafka_names import (
     INEFFECTIVE_SETTINGS,
     REFUSED_SETTINGS,
@@ -124,7 +129,7 @@ def test_what_may_be_changed_while_running_is_what_kafka_lets_change() -> None:
 
 def test_topics_fall_back_to_what_kafkas_fall_back_to() -> None:
     for name, made in TOPIC_SETTINGS.items():
-        same = ",".join(synonym.name for synonym in made.synonyms) == TOPIC[name].last
+        same = (",".join(synonym.name for synonym in made.synonyms) or "-") == TOPIC[name].last
         assert same == (name not in SYNONYMS_DIFFER), (name, TOPIC[name].last)
 
 
@@ -167,8 +172,31 @@ def test_a_file_with_all_of_kafkas_defaults_is_taken() -> None:
     assert BrokerConfig.parse(defaults)
 
 
+def test_what_kafka_changes_while_it_runs_is_accepted_here_as_in_the_file() -> None:
+    """A file may have it with a warning; what would pretend safety is in neither."""
+    changeable = {
+        name
+        for name, fact in BROKER.items()
+        if name in INEFFECTIVE_SETTINGS and fact.last in ("cluster-wide", "per-broker")
+    }
+    assert set(INEFFECTIVE_DYNAMIC) == changeable
+    for name, made in INEFFECTIVE_DYNAMIC.items():
+        fact = BROKER[name]
+        assert made.default == made.parse(fact.default.strip("`").replace("null", "")), name
+        assert made.kind.name == fact.kind.upper().replace("SHORT", "INT"), name
+    with pytest.raises(BadConfig, match="'x' is not int"):
+        raise BadConfig("\n".join(find_bad_values({"num.io.threads": "x"})))
+    (problem,) = find_change_problems({"sasl.kerberos.kinit.cmd": "x"}, is_default=True)
+    assert "broker id must be specified" in problem
+
+
 def test_a_setting_without_effect_is_not_called_unknown_when_it_is_altered() -> None:
-    for name in ("num.io.threads", "sasl.jaas.config", "sasl.kerberos.kinit.cmd"):
+    for name in (
+        "queued.max.requests",
+        "sasl.jaas.config",
+        "ssl.provider",
+        "remote.log.storage.system.enable",
+    ):
         with pytest.raises(BadConfig, match=f"{name}: has no effect in this broker"):
             apply_changes({}, [ConfigChange(name, AlterConfigOp.SET, "8")], BROKER_SETTINGS)
     with pytest.raises(BadConfig, match=r"unknown setting; did you mean num\.partitions"):

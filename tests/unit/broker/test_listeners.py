@@ -7,7 +7,7 @@ from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.listeners import Listener, SecurityProtocol
 from tallystick.broker.serve import list_exposures
 from tallystick.broker.server.handshakes import HandshakeTable
-from tallystick.broker.server.log_throttle import LogThrottle
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
 

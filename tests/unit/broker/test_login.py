@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.listeners import Listener, list_plain_users
 from tallystick.broker.server.handshakes import HandshakeTable
-from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.broker.server.login import Login, LoginAnswer, LoginRefused, LoginState
 from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.login_rules import LoginRules, make_login_rules
 from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
 from tallystick.protocol import decode_prefix, encode_parts

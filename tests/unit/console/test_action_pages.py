@@ -106,6 +106,7 @@ class Site:
     audit_log: Path | None = None
     run_limit_ms: int = 60_000
     act: Callable[[ActionPlan], ActionResult] = lambda _: report_done("committed it in Kafka")
+    feed: StateFeed = field(default_factory=StateFeed)
 
     def visit(self, story: Callable[[Visit], Any]) -> list[ActionRequest]:
         """Run a story; return the actions that were carried out."""
@@ -122,7 +123,7 @@ class Site:
                 admin=settings, producer=settings, audit_log=self.audit_log, run_limit_ms=self.run_limit_ms
             )
             async with ActionDesk(config, clock=clock, reader=self.readings, act=act) as desk:
-                app = create_app(StateFeed(), self.options, clock, desk=desk)
+                app = create_app(self.feed, self.options, clock, desk=desk)
                 async with httpx.AsyncClient(
                     transport=httpx.ASGITransport(app=app), base_url="http://localhost"
                 ) as client:
@@ -546,6 +547,18 @@ def test_an_address_that_names_no_action_is_said_to_be_none() -> None:
         assert (away.status_code, read_form(away.text).action) == (503, "")
 
     Site().visit(story)
+
+
+def test_the_form_of_a_completion_says_what_is_open_and_what_aborts() -> None:
+    async def story(visit: Visit) -> None:
+        form = await visit.client.get("/actions/complete/pay-1")
+        assert 'Open is <code class="id">5:3</code>' in form.text
+        assert "Any other state, and none, aborts it, and that needs a reason" in form.text
+        assert "Open is" not in (await visit.client.get("/actions/complete/pay-2")).text
+
+    site = Site()
+    site.feed.publish(make_snapshot(describe("pay-1"), describe("pay-2", timeout_ms=60_000)))
+    assert site.visit(story) == []
 
 
 def test_a_dry_run_follows_no_stream_and_may_send_its_origin() -> None:

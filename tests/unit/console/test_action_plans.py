@@ -236,11 +236,11 @@ def test_what_to_look_at_names_every_state_that_an_action_leaves() -> None:
     ("row", "outcome", "guard"),
     [
         (None, "commit", Guard.READY),
-        (None, "abort", Guard.READY),
+        (None, "abort", Guard.REASON),
         (make_row(state=WRITER), "commit", Guard.READY),
         (make_row(state=WRITER), "abort", Guard.REASON),
         (make_row(), "commit", Guard.REASON),
-        (make_row(), "abort", Guard.READY),
+        (make_row(), "abort", Guard.REASON),
         (make_row(state=pair(5, 9)), "commit", Guard.REASON),
         (make_row(state=pair(5, 9)), "abort", Guard.REASON),
     ],
@@ -255,6 +255,14 @@ def test_a_state_by_hand_that_a_database_contradicts_needs_a_reason(
     assert plan.guard is guard
     assert (plan.objections != ()) is (guard is Guard.REASON)
     assert plan.cautions[0] == "By state 5:3: so it is."
+
+
+def test_a_completion_that_aborts_what_has_a_timeout_needs_no_reason() -> None:
+    """[ACT-2] It is in no doubt: it would have been aborted soon."""
+    outlook = CompletionOutlook(outcome="abort", text="so it is", sends_request=True)
+    request = CompleteByState(transactional_id=NAME, state="")
+    plan = plan_action(request, read(describe(timeout_ms=60_000), outlook=outlook), SERVERS)
+    assert (plan.guard, plan.objections) == (Guard.READY, ())
 
 
 @pytest.mark.parametrize("outcome", ["nothing", "committed", "lost", "unknown", "behind"])

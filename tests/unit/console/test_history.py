@@ -86,6 +86,17 @@ def test_an_id_that_is_not_open_has_its_history_too() -> None:
     assert [row["kind"] for row in page["history"]["rows"]] == ["completed"]
 
 
+@pytest.mark.parametrize("source", HistorySource)
+def test_an_id_that_its_coordinator_knows_is_found_although_nothing_is_told_of_it(
+    source: HistorySource,
+) -> None:
+    """A broker that was started again remembers no transitions of ids that it knows."""
+    client, _ = make_client(IdHistory(source=source, is_described=True))
+    assert client.get("/transactions/x").status_code == 200
+    client, _ = make_client(IdHistory(source=source))
+    assert client.get("/transactions/x").status_code == 404
+
+
 def test_a_producer_without_an_id_has_none() -> None:
     client, answers = make_client(IdHistory())
     assert client.get("/transactions/producer:77:0?format=json").json()["history"] is None

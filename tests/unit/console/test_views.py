@@ -264,3 +264,13 @@ def test_a_transaction_of_many_partitions_is_drawn_in_few_lanes() -> None:
 )
 def test_durations(ms: int | None, text: str) -> None:
     assert format_duration(ms) == text
+
+
+def test_what_is_broken_and_not_open_any_more_is_not_counted_as_open() -> None:
+    ended = describe(state="CompleteAbort")
+    state = show(make_snapshot(ended, stores=[make_store(make_row(state=WRITER))]))
+    assert [each.health.value for each in state.joint] == ["broken"]
+    page = build_overview(state, NOW_MS)
+    assert (page.open_count, page.prepared_count, page.oldest_ms) == (0, 0, None)
+    assert [store.open_count for store in page.stores] == [0]
+    assert page.counts == {"broken": 1}

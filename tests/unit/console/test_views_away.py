@@ -17,6 +17,7 @@ from tallystick.console.events import EventKind
 from tallystick.console.feed import StateFeed
 from tallystick.console.snapshot import ClusterFacts, PartStatus, Snapshot, StoreFacts, StoreKind
 from tallystick.console.state import ConsoleState, advance
+from tallystick.console.terminal.summary import list_summary
 from tallystick.console.views.overview import OverviewPage, build_overview
 from tallystick.kernel.value import replace
 
@@ -61,6 +62,58 @@ def test_an_outage_has_its_beginning_and_the_age_of_what_is_shown() -> None:
     )
     (outage,) = show(lose_cluster(make_snapshot(), NEVER_REACHED)).info.outages
     assert outage.age_ms is None
+
+
+def fail(name: str, since_ms: int) -> PartStatus:
+    return replace(AWAY, away_since_ms=since_ms, failures=(f"{name}: not within 5000 ms",))
+
+
+def test_a_cluster_that_hangs_is_one_cause_in_whichever_words_its_parts_say_so() -> None:
+    snapshot = lose_cluster(make_snapshot(describe()))
+    snapshot = replace(
+        snapshot,
+        transactions=replace(snapshot.transactions, status=fail("transactions", NOW_MS - 13_000)),
+        topics=replace(snapshot.topics, status=fail("topics", NOW_MS - 11_000)),
+        groups=replace(snapshot.groups, status=fail("groups", NOW_MS - 11_000)),
+        pipelines=replace(snapshot.pipelines, status=fail("decisions", NOW_MS - 11_000)),
+    )
+    page = show(snapshot)
+    assert [(outage.reason, outage.for_ms) for outage in page.info.outages] == [(REFUSED, 13_000)]
+    assert page.info.failures == (REFUSED,)
+    assert [problem.reason for problem in page.problems] == [REFUSED]
+    summary = "\n".join(map(str, list_summary(advance(ConsoleState(), snapshot), NOW_MS)))
+    assert "not within 5000 ms" not in summary
+
+
+def test_a_part_that_is_away_alone_and_a_store_have_their_own_causes() -> None:
+    store = replace(make_store(), status=fail("store", NOW_MS - 1))
+    snapshot = make_snapshot(describe(), stores=[store])
+    snapshot = replace(snapshot, topics=replace(snapshot.topics, status=fail("topics", NOW_MS - 11_000)))
+    assert [outage.reason for outage in show(snapshot).info.outages] == [
+        "topics: not within 5000 ms",
+        "store: not within 5000 ms",
+    ]
+    assert len(show(lose_cluster(snapshot)).info.outages) == 2
+
+
+def test_what_was_broken_before_an_outage_is_said_after_it() -> None:
+    snapshot = make_snapshot(describe(state="CompleteAbort"), stores=[make_store(make_row(state=WRITER))])
+    state = advance(advance(ConsoleState(), snapshot), read_again(snapshot))
+    read_ms = state.snapshot.transactions.status.read_ms
+    away = replace(AWAY, read_ms=read_ms, away_since_ms=read_ms + 2_000)
+    lost = replace(lose_cluster(state.snapshot, away), number=state.snapshot.number + 1)
+    page = build_overview(advance(state, lost), read_ms + 14_000)
+    assert page.health == "broken"
+    assert page.headline.startswith("Not read for 12 s, what is shown is 14 s old: cluster: ")
+    assert "When it was last read: 1 transaction: the halves differ" in page.headline
+
+
+def test_a_page_says_that_it_is_not_up_to_date_where_its_script_finds_it() -> None:
+    feed = StateFeed()
+    feed.publish(make_snapshot())
+    assert "data-stale" not in make_client(feed).get("/").text
+    feed.publish(lose_cluster(make_snapshot()))
+    assert "data-stale" in make_client(feed).get("/").text
 
 
 def test_what_was_never_read_is_not_well_although_nothing_has_failed() -> None:

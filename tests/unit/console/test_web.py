@@ -282,6 +282,30 @@ def test_credentials_are_asked_for_where_they_are_needed() -> None:
     assert client.get("/", headers={"authorization": "Bearer abc"}).status_code == 200
 
 
+def test_a_browser_is_told_what_to_do_where_there_is_only_a_token() -> None:
+    def refuse(credentials: HttpCredentials) -> str:
+        return make_client(options=WebOptions(read_credentials=lambda: credentials)).get("/").text
+
+    token = HttpCredentials(token=Secret("abc"))
+    assert "start it with --user and --password-file" in refuse(token)
+    assert refuse(replace(token, user="ada", password=Secret("x"))) == "Log in."
+
+
+def test_wrong_logins_leave_one_line_for_a_flood_and_none_for_a_browser(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    credentials = HttpCredentials(token=Secret("abc"))
+    client = make_client(options=WebOptions(read_credentials=lambda: credentials))
+    client.get("/")
+    client.get("/", headers={"authorization": "Bearer abc"})
+    assert caplog.messages == []
+    for number in range(30):
+        client.get("/metrics", headers={"authorization": f"Bearer {number}"})
+    assert 1 <= len(caplog.messages) < 30
+    assert caplog.messages[0] == "127.0.0.1 is not let in: its request has wrong credentials"
+    assert "Bearer" not in caplog.text
+
+
 def test_a_refusal_comes_before_a_login() -> None:
     refusal = check_request("evil", None, {"localhost"}, HttpCredentials(token=Secret("abc")))
     assert refusal is not None
@@ -341,3 +365,21 @@ def test_followers_get_the_newest_state_and_never_wait_for_each_other() -> None:
         return [*numbers, (await late).snapshot.number]
 
     assert asyncio.run(follow()) == [1, 2, 3, 5]
+
+
+@pytest.mark.parametrize("url", ["/topics/nowhere", "/groups/nobody", "/transactions/nothing"])
+@pytest.mark.parametrize("form", ["", "?format=json"])
+def test_an_unknown_name_is_not_found(url: str, form: str) -> None:
+    feed, snapshot = StateFeed(), make_snapshot()
+    feed.publish(replace(snapshot, groups=GroupFacts(status=snapshot.topics.status)))
+    client = make_client(feed)
+    assert client.get(url + form).status_code == 404
+    # An open page takes no 404 from htmx in, and would go on to show what has gone.
+    assert client.get(url + form, headers={"hx-request": "true"}).status_code == 200
+
+
+def test_before_anything_was_read_nothing_is_called_unknown() -> None:
+    client = make_client(StateFeed())
+    assert {client.get(f"/{section}/x").status_code for section in ("topics", "groups", "transactions")} == {
+        200
+    }

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from tests.support.memory_broker import MemoryBroker, Turn, memory_broker, memory_disk, on_a_loop
 
-from tallystick.broker.handlers.cluster.config_view import ConfigResourceType
+from tallystick.broker.handlers.cluster.config_view import (
+    ConfigResourceType,
+    ConfigSource,
+    describe_broker_settings,
+    describe_new_topic_settings,
+    describe_topic_settings,
+)
 from tallystick.broker.partitions.topics import TopicSpec, resolve_topic_config
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT64_MAX
@@ -189,3 +195,56 @@ def test_a_stored_default_that_contradicts_a_topic_does_not_keep_the_broker_from
             assert partition.log.config.retention_ms == 1000
 
     asyncio.run(scenario())
+
+
+@on_a_loop
+async def test_settings_without_effect_are_stored_shown_and_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk, names = memory_disk(), ("num.io.threads", "sasl.kerberos.min.time.before.relogin")
+    async with memory_broker(disk) as desk:
+        node = str(desk.broker.config.node_id)
+        for name in names:
+            assert await alter(desk, ConfigResourceType.BROKER, node, name, "9") == ErrorCode.NONE
+            assert f"accepted, but without effect in this broker: {name}" in caplog.messages
+        for name, value in {"num.io.threads": "x", "queued.max.requests": "9", "ssl.provider": "x"}.items():
+            code = await alter(desk, ConfigResourceType.BROKER, node, name, value)
+            assert code == ErrorCode.INVALID_REQUEST, name
+        assert desk.broker.dynamic_configs[node] == dict.fromkeys(names, "9")
+    caplog.clear()
+    async with memory_broker(disk) as desk:
+        assert f"accepted, but without effect in this broker: {', '.join(names)}" in caplog.messages
+        shown = {each.setting.name: each for each in describe_broker_settings(desk.broker)}
+        described = shown["num.io.threads"]
+        assert (described.value, described.source, described.is_read_only) == (
+            "9",
+            ConfigSource.BROKER,
+            False,
+        )
+        assert [origin.value for origin in described.synonyms] == ["9", "8"]
+        assert "background.threads" not in shown
+
+
+@on_a_loop
+async def test_a_throttle_of_replicas_is_taken_and_shown_as_the_tools_of_reassignment_set_it() -> None:
+    async with memory_broker() as desk:
+        await desk.make_topic(TOPIC)
+        for side in ("leader", "follower"):
+            name = f"{side}.replication.throttled.replicas"
+            assert await alter(desk, ConfigResourceType.TOPIC, TOPIC, name, "0:1,1:1") == ErrorCode.NONE
+        topic = desk.broker.topics.find(TOPIC)
+        assert topic is not None
+        shown = {each.setting.name: each.value for each in describe_topic_settings(desk.broker, topic)}
+        assert shown["leader.replication.throttled.replicas"] == "0:1,1:1"
+        assert await alter(desk, ConfigResourceType.TOPIC, TOPIC, "remote.storage.enable", "true") != 0
+
+
+@on_a_loop
+async def test_a_default_in_milliseconds_has_no_synonym_in_hours() -> None:
+    """log.retention.hours = 604800000 would be a time that nobody has set."""
+    async with memory_broker() as desk:
+        shown = {each.setting.name: each for each in describe_new_topic_settings(desk.broker, {})}
+        (default,) = shown["retention.ms"].synonyms
+        assert (default.name, default.value) == ("retention.ms", "604800000")
+        (default,) = shown["retention.bytes"].synonyms
+        assert (default.name, default.value) == ("log.retention.bytes", "-1")

@@ -1,8 +1,10 @@
 """Transactional batches of Produce: who is asked, what a refusal is called, and who goes first."""
 
 import asyncio
+import struct
 
 import pytest
+from tests.support.hostile import with_crc
 from tests.support.leading import (
     IMPLICIT,
     OLD,
@@ -214,6 +216,17 @@ async def test_two_producers_in_one_request_are_one_too_many() -> None:
         answers = await made.produce(request({0: batch(one), 1: batch(other)}))
         assert [a.error_code for a in answers] == [ErrorCode.INVALID_PRODUCER_ID_MAPPING] * 2
         assert made.partition(0).log.log_end_offset == made.partition(1).log.log_end_offset == 0
+
+
+@on_a_loop
+async def test_a_transactional_batch_without_a_producer_is_no_question_of_rights() -> None:
+    """No marker could ever end it."""
+    async with leader() as made:
+        written = batch(ProducerIdAndEpoch(ProducerId(5), ProducerEpoch(0)))
+        nobodys = with_crc(written[:43] + struct.pack(">qhi", -1, -1, -1) + written[57:])
+        (answer,) = await made.produce(request({0: nobodys}))
+        assert answer.error_code == ErrorCode.INVALID_RECORD
+        assert made.partition().log.log_end_offset == 0
 
 
 @on_a_loop

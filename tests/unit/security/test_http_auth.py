@@ -8,6 +8,7 @@ import pytest
 
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import replace
 from tallystick.security.http_auth import HttpCredentials
 from tallystick.security.http_credentials import CredentialFiles, ReloadingCredentials
 
@@ -98,6 +99,9 @@ def test_all_problems_of_the_files_come_together(tmp_path: Path) -> None:
     with pytest.raises(BadConfig) as caught:
         files.read()
     assert [line.split()[0] for line in str(caught.value).splitlines()] == ["p.token.file", "p.password.file"]
+    with pytest.raises(BadConfig) as caught:
+        replace(files, prefix="--").read()
+    assert [line.split()[0] for line in str(caught.value).splitlines()] == ["--token-file", "--password-file"]
 
 
 def test_a_group_may_read_the_file_as_kubernetes_mounts_it(tmp_path: Path) -> None:

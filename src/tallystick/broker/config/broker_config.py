@@ -6,7 +6,7 @@ accepted, so that a `server.properties` written for Kafka starts this broker, an
 setting that asks for a missing feature is refused with the reason, and any other name is unknown and refused.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -644,7 +644,7 @@ class BrokerConfig:
 def drop_default_only_settings(overrides: Mapping[str, str]) -> dict[str, str]:
     """Return `overrides` without the settings that are accepted only as their default. Raises BadConfig."""
     wrong = [
-        f"{name}: only {DEFAULT_ONLY_SETTINGS[name]!r} is supported: one replica, no tiered storage"
+        f"{name}: only {DEFAULT_ONLY_SETTINGS[name]!r} is supported: there is no tiered storage"
         for name, text in overrides.items()
         if name in DEFAULT_ONLY_SETTINGS and text != DEFAULT_ONLY_SETTINGS[name]
     ]
@@ -653,9 +653,9 @@ def drop_default_only_settings(overrides: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in overrides.items() if name not in DEFAULT_ONLY_SETTINGS}
 
 
-def list_ineffective(originals: Mapping[str, str]) -> list[str]:
-    """Return the names in `given` that are accepted and change nothing."""
-    return sorted(name for name in originals if name in INEFFECTIVE_SETTINGS)
+def list_ineffective(names: Iterable[str]) -> list[str]:
+    """Return those of the names that are accepted and change nothing, each once."""
+    return sorted(INEFFECTIVE_SETTINGS.intersection(names))
 
 
 def _remove_controller_listeners(settings: dict[str, str], controllers: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, BrokerConfig
+from tallystick.broker.config.kafka_names import CHANGEABLE_INEFFECTIVE_SETTINGS
 from tallystick.broker.config.listeners import (
     JAAS,
     LISTENER_PREFIX,
@@ -37,12 +38,27 @@ RECONFIGURABLE_SETTINGS: Final = frozenset(
         "ssl.key.location",
     }
 )
+
 _JAAS_SETTING: Final = Setting(kind=SettingType.PASSWORD, default=None, doc="", none="")
+
+
+def _make_ineffective(name: str, kind: SettingType, default: str) -> Setting:
+    setting = Setting(
+        name=name, kind=kind, default=None, doc="Accepted, without effect.", none="", dynamic=True
+    )
+    return replace(setting, default=setting.parse(default), none=None if default else "")
+
+
+INEFFECTIVE_DYNAMIC: Final[Mapping[str, Setting]] = {
+    name: _make_ineffective(name, SettingType[kind], default)
+    for name, (kind, default) in CHANGEABLE_INEFFECTIVE_SETTINGS.items()
+}
+"""Kafka's settings that change nothing here: accepted with a warning, as in the configuration file."""
 
 
 def find_setting(name: str) -> Setting | None:
     """Return the setting of a name, with or without the prefix of a listener; None if it is unknown."""
-    declared = BROKER_SETTINGS.get(name) or find_metrics_setting(name)
+    declared = BROKER_SETTINGS.get(name) or INEFFECTIVE_DYNAMIC.get(name) or find_metrics_setting(name)
     if declared is not None:
         return declared
     listener, plain = split_listener_name(name)
@@ -64,10 +80,12 @@ def split_listener_name(name: str) -> tuple[str | None, str]:
     return listener.upper(), plain
 
 
-def list_prefixed(layers: Iterable[Mapping[str, str]]) -> list[str]:
-    """Return the names in the layers that are of one listener, each once."""
+def list_undeclared(layers: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return the names in the layers that are of one listener, or without effect, each once."""
     prefixes = (LISTENER_PREFIX, METRICS_PREFIX)
-    names = {name for layer in layers for name in layer if name.startswith(prefixes)}
+    names = {
+        name for layer in layers for name in layer if name.startswith(prefixes) or name in INEFFECTIVE_DYNAMIC
+    }
     return sorted(names - BROKER_SETTINGS.keys())
 
 
@@ -91,13 +109,29 @@ def find_change_problems(configs: Mapping[str, str], *, is_default: bool) -> Ite
             "restart"
         )
     own = sorted(
-        n for n in specs if split_listener_name(n)[1] in RECONFIGURABLE_SETTINGS and n not in unprefixed
+        n
+        for n in specs
+        if n not in unprefixed
+        and (
+            split_listener_name(n)[1] in RECONFIGURABLE_SETTINGS
+            or (n in INEFFECTIVE_DYNAMIC and n.startswith("sasl."))
+        )
     )
     if is_default and own:
         yield (
             "Cannot update these configs at default cluster level, broker id must be specified: "
             f"{', '.join(own)}"
         )
+
+
+def find_bad_values(configs: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is wrong with the texts of settings without effect; nothing else parses them."""
+    for name, text in configs.items():
+        if name in INEFFECTIVE_DYNAMIC:
+            try:
+                INEFFECTIVE_DYNAMIC[name].parse(text)
+            except ValueError as exc:
+                yield f"{name}: {exc}"
 
 
 def build_effective_config(

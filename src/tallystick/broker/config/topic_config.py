@@ -89,12 +89,18 @@ class TopicConfig:
         low=0,
         synonyms=(_make_broker_synonym("log.flush.interval.ms"),),
     )
+    follower_replication_throttled_replicas: tuple[str, ...] = setting(
+        (), "Replicas whose copying Kafka slows down. Accepted, without effect: there is one replica."
+    )
     index_interval_bytes: int = setting(
         4096,
         "Bytes of log between entries of the offset index.",
         kind=SettingType.INT,
         low=0,
         synonyms=(_make_broker_synonym("log.index.interval.bytes"),),
+    )
+    leader_replication_throttled_replicas: tuple[str, ...] = setting(
+        (), "Replicas whose copying Kafka slows down. Accepted, without effect: there is one replica."
     )
     max_compaction_lag_ms: int = setting(
         INT64_MAX,
@@ -230,8 +236,6 @@ def resolve_lag_conflict(configs: Mapping[str, str]) -> Mapping[str, str]:
 
 # Settings of Kafka's TopicConfig for replication and tiered storage: only the default is accepted.
 DEFAULT_ONLY_SETTINGS: Final = {
-    "follower.replication.throttled.replicas": "",
-    "leader.replication.throttled.replicas": "",
     "local.retention.bytes": "-2",
     "local.retention.ms": "-2",
     "remote.log.copy.disable": "false",

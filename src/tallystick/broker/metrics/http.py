@@ -16,8 +16,8 @@ from typing import Final
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.metrics_listener import MetricsListener
 from tallystick.broker.server.listening import ListeningPort, TlsListenerState, TlsPort, make_ports
-from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.kernel.limits import KIB
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.metrics.exposition import PrometheusText
 from tallystick.metrics.model import MetricReading

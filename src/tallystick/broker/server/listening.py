@@ -18,7 +18,6 @@ from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.listeners import LISTENER_PREFIX, Listener
 from tallystick.broker.server.authentication_counts import AuthenticationCounts
 from tallystick.broker.server.handshakes import HandshakeTable
-from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.broker.server.login_rules import (
     FindScramCredential,
     LoginRules,
@@ -28,6 +27,7 @@ from tallystick.broker.server.login_rules import (
 from tallystick.broker.server.signing_keys import SigningKeys
 from tallystick.broker.server.tls_reload import ReloadingContext
 from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value
 from tallystick.protocol.frames import InvalidFrameLength

@@ -8,11 +8,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.broker.server.login import LoginAnswer, LoginRefused, SessionExpired
 from tallystick.broker.server.login_rules import LoginRules
 from tallystick.broker.server.signing_keys import SigningKeys
 from tallystick.kernel.check import check
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.security.principals import ANONYMOUS, Principal
 from tallystick.security.sasl.mechanism import KeyNeeded
 

@@ -32,7 +32,6 @@ from tallystick.broker.server.listening import (
     make_ports,
     prepare_keys,
 )
-from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.broker.server.login import LoginRefused
 from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.login_rules import FindScramCredential, find_no_credential
@@ -41,6 +40,7 @@ from tallystick.broker.server.request_memory import LargeRequestMemory, RequestM
 from tallystick.broker.server.unsent import CLOSED_TRANSPORT, UnsentAnswers
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value, replace
 from tallystick.protocol.frames import Buffer, InvalidFrameLength, ReceiveBuffer, join_small

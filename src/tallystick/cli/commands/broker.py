@@ -9,6 +9,7 @@ from pathlib import Path
 from tallystick.admin.scram import UserScramCredentialUpsertion
 from tallystick.broker.config.broker_config import list_ineffective
 from tallystick.broker.config.endpoint import Endpoint
+from tallystick.broker.config.setting_texts import is_secret
 from tallystick.broker.forget_config import forget_configs
 from tallystick.broker.metadata.scram_credentials import CredentialChange, SaltedPassword
 from tallystick.broker.serve import Service, run
@@ -17,6 +18,7 @@ from tallystick.cli.scram_text import parse_scram_argument
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig, read_properties
 from tallystick.security.sasl.scram import SCRAM_MECHANISMS, compute_salted_password, generate_nonce
+from tallystick.security.secret_files import warn_of_readers
 
 _log = logging.getLogger("tallystick.broker")
 
@@ -72,6 +74,8 @@ def _merge_settings(options: argparse.Namespace) -> dict[str, str]:
             raise BadConfig(f"--config: {exc}") from exc
         except UnicodeDecodeError as exc:  # Java reads such files as Latin-1
             raise BadConfig(f"--config: {options.config}: is not UTF-8: {exc}") from exc
+        if any(map(is_secret, settings)):
+            warn_of_readers("--config", options.config)
     for text in options.option:
         name, equals, value = text.partition("=")
         if not equals:

@@ -14,11 +14,12 @@ import typer
 
 from tallystick import spark
 from tallystick.admin.client import Admin
+from tallystick.admin.txn.completion import find_modes
 from tallystick.cli.cluster_command import ClusterTarget, confirm, select_role_settings
 from tallystick.cli.exits import ExitCode, print_error, print_failure
 from tallystick.cli.settings import ModeOption, StorageOption, add_modes, parse_named_values
 from tallystick.cli.tables import Row
-from tallystick.client.errors import UnknownTopic
+from tallystick.client.errors import IdExpired, UnknownTopic
 from tallystick.dualwrite.errors import BadStore
 from tallystick.dualwrite.resolve import (
     CONTRADICTIONS,
@@ -113,7 +114,7 @@ def resolve_command(
     Both halves are shown first. Only what is to be committed or aborted is taken over; other writers go on.
     """
     at: ClusterTarget = context.obj
-    config = add_modes(select_role_settings("producer", at.config), mode or (), prefix is not None)
+    config = add_modes(select_role_settings("producer", at.config), mode or (), prepares=False)
     if prefix is not None:
         if transactional_id or schema or allowed or only_expired:
             raise BadConfig(
@@ -123,8 +124,8 @@ def resolve_command(
         find_status = _load_query_resolver(store, decisions, storage_option or ())
         if decisions is not None:
             _check_topic(at, decisions)
-        find = partial(find_status, prefix, _select_client_settings(config), retire=retire)
-        raise typer.Exit(_resolve_query(at, prefix, find, retire=retire, dry_run=dry_run, yes=yes))
+        find = partial(find_status, prefix, retire=retire)
+        raise typer.Exit(_resolve_query(at, prefix, find, config, retire=retire, dry_run=dry_run, yes=yes))
     if store is None or retire or decisions is not None or storage_option:
         raise BadConfig(
             "give --store URL or --prefix PREFIX; --retire, --decisions and --storage-option need --prefix"
@@ -239,6 +240,7 @@ def _resolve_query(
     at: ClusterTarget,
     prefix: str,
     find_status: "Callable[..., PrefixStatus]",
+    config: Mapping[str, object],
     *,
     retire: bool,
     dry_run: bool,
@@ -246,7 +248,8 @@ def _resolve_query(
 ) -> ExitCode:
     """Show what a query left, and finish it once it is confirmed and still as it was shown."""
     shown_ms = SystemClock().monotonic_ms()
-    status = find_status(dry_run=True)
+    look = partial(find_status, _select_client_settings(config), dry_run=True)
+    status = look()
     is_left = bool(status.outcomes or status.undecided_ids)
     if dry_run or not (is_left or retire):
         _print_query(at, prefix, status, retire=retire, dry_run=True)
@@ -259,11 +262,24 @@ def _resolve_query(
         yes=yes,
     )
     _pause_until(shown_ms + STILL_MS)
-    if find_status(dry_run=True) != status:
+    if look() != status:
         text = f"{prefix}: it is not as it was shown any more: the query is alive. Nothing was done"
         return print_error(text, ExitCode.HANGING)
-    _print_query(at, prefix, find_status(dry_run=False), retire=retire, dry_run=False)
+    never_expires = _has_unexpiring(at, [*status.outcomes, *status.undecided_ids])
+    client = _select_client_settings(find_modes(config, never_expires=never_expires))
+    _print_query(at, prefix, find_status(client, dry_run=False), retire=retire, dry_run=False)
     return ExitCode.DONE
+
+
+def _has_unexpiring(at: ClusterTarget, ids: Sequence[str]) -> bool:
+    """Return whether one of the ids has, or may have, a transaction that was begun under two-phase commit."""
+    if not ids:
+        return False
+    with Admin(select_role_settings("admin", at.config)) as admin:
+        answers = admin.describe_transactions(ids)
+    # An id that the cluster has forgotten has nothing open.
+    is_unknown = any(not isinstance(failure, IdExpired) for failure in answers.failures.values())
+    return is_unknown or any(each.in_doubt for each in answers.found.values())
 
 
 def _select_client_settings(config: Mapping[str, object]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 from rich.console import Console
@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tallystick import _lazy
 from tallystick import pipeline as pipelines
 from tallystick.cli.exits import ExitCode, interruptible, print_error
 from tallystick.cli.tables import OutputFormat
@@ -44,6 +45,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _REFRESH_S: Final = 0.25
 _LOG_NAME: Final = "tallystick.log"
+# PySpark's loggers of errors in a query; each writes to what standard error was when it was made.
+_QUERY_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -244,7 +247,7 @@ def _redirect_output(log: Path) -> Iterator[None]:
     They inherit standard error, so it is the file for the time being, and only `sys.stderr` is the terminal.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
+    with log.open("a", encoding="utf-8") as file, _redirect_query_errors(file):
         logging.basicConfig(
             filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
@@ -261,3 +264,15 @@ def _redirect_output(log: Path) -> Iterator[None]:
             os.dup2(terminal, number)
             os.close(terminal)
             sys.stderr = before
+
+
+@contextmanager
+def _redirect_query_errors(log: TextIO) -> Iterator[None]:
+    """Redirect the objects that PySpark logs of errors in a query: they are said once, in words."""
+    find_logger = _lazy.load("pyspark.logger").PySparkLogger.getLogger
+    with ExitStack() as stack:
+        for handler in (each for name in _QUERY_LOGGERS for each in find_logger(name).handlers):
+            if isinstance(handler, logging.StreamHandler):
+                before = handler.setStream(log)
+                stack.callback(handler.setStream, before)
+        yield

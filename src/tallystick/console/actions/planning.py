@@ -9,7 +9,7 @@ a stored state. What is added here is what an operator has to be told before any
     resolve                 recovery would do nothing, or must not decide         refused
     resolve a prefix        all that is decided is or can be committed            ready
     resolve a prefix        nothing is open, or a decided one is lost             refused
-    complete by a state     the state comes to a commit or an abort               ready
+    complete by a state     the state comes to a commit                           ready
     any abort by hand       nothing objects                                       ready
     any abort by hand       it is in doubt, committed there, or could not be read needs a reason [ACT-2]
     any action              nothing is open                                       refused
@@ -194,8 +194,13 @@ def _plan_termination(request: ForceTerminate, reading: TransactionReading, serv
         cautions=warn_of_row(views.store),
         look_ups=_list_look_ups(views, servers, f"Empty, {_AFTER_ABORT}"),
     )
-    doubt = (to_sentence(AbortHarm.IN_DOUBT.value),) if in_doubt else ()
-    return _ask_for_reason(plan, (*doubt, *list_abort_harms(views, reading.snapshot)))
+    return _ask_for_reason(plan, (*_list_doubts(views), *list_abort_harms(views, reading.snapshot)))
+
+
+def _list_doubts(views: TransactionViews) -> tuple[str, ...]:
+    """Return the objection to any abort by hand of what may be prepared [ACT-2]."""
+    in_doubt = views.description is not None and views.description.in_doubt
+    return (to_sentence(AbortHarm.IN_DOUBT.value),) if in_doubt else ()
 
 
 def _plan_completion(request: CompleteByState, reading: TransactionReading, servers: str) -> ActionPlan:
@@ -211,9 +216,9 @@ def _plan_completion(request: CompleteByState, reading: TransactionReading, serv
     by_state = f"By state {request.state}" if request.state else "By the empty state"
     if not outlook.sends_request:
         return _refuse(plan, f"{by_state}: {outlook.text}.")
-    objections = list_abort_harms(views, reading.snapshot)
-    if is_commit:
-        objections = list_commit_harms(views)
+    objections = list_commit_harms(views)
+    if not is_commit:
+        objections = (*_list_doubts(views), *list_abort_harms(views, reading.snapshot))
     plan = replace(
         plan,
         consequences=() if is_commit else list_lost_records(views, reading),

@@ -28,12 +28,14 @@ class IdHistory(Value, kw_only=True):
     """What has happened to one transactional id.
 
     transitions   oldest first
+    is_described  its coordinator knows the id
     followed_since_ms  when the console began to follow the log; it begins a bounded number of records earlier
     is_catching_up     records of the log are still to be read
     failure       what keeps it from being read; "" if nothing does
     """
 
     source: HistorySource = HistorySource.NONE
+    is_described: bool = False
     transitions: tuple[TransactionTransition, ...] = ()
     followed_since_ms: int | None = None
     is_catching_up: bool = False

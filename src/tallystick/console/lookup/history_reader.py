@@ -17,6 +17,7 @@ from tallystick.console.collect.failures import describe_failure
 from tallystick.console.lookup.history import HistorySource, IdHistory, KeptHistories
 from tallystick.console.lookup.recent import RecentAnswers, TooManyQuestions
 from tallystick.kernel.clock import Clock
+from tallystick.kernel.value import replace
 
 ASK_MS_MAX: Final = 2_000
 """A page that waits for its history waits no longer than this."""
@@ -55,7 +56,7 @@ class HistoryReader:
             return IdHistory(failure=f"history: {exc}")
         if history.source is not HistorySource.LOG:
             return history
-        return await self._find_followed(transactional_id)
+        return await self._find_followed(transactional_id, history)
 
     async def close(self) -> None:
         """End the follower and what is being read."""
@@ -82,8 +83,8 @@ class HistoryReader:
             return IdHistory(failure=f"history: {describe_failure(failure)}")
         described = answers.found.get(transactional_id)
         if described is None or described.history is None:
-            return IdHistory(source=HistorySource.LOG)
-        return IdHistory(source=HistorySource.BROKER, transitions=described.history)
+            return IdHistory(source=HistorySource.LOG, is_described=described is not None)
+        return IdHistory(source=HistorySource.BROKER, is_described=True, transitions=described.history)
 
     # ------------------------------------------------------------------------ following the log
 
@@ -91,7 +92,7 @@ class HistoryReader:
     def _is_following(self) -> bool:
         return self._following is not None and not self._following.done()
 
-    async def _find_followed(self, transactional_id: str) -> IdHistory:
+    async def _find_followed(self, transactional_id: str, history: IdHistory) -> IdHistory:
         self._asked_ms = self._clock.monotonic_ms()
         if not self._is_following:
             self._begin_following()
@@ -99,8 +100,8 @@ class HistoryReader:
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_POLL_MS_MAX / 1000):
                 await self._has_caught_up.wait()
-        return IdHistory(
-            source=HistorySource.LOG,
+        return replace(
+            history,
             transitions=self._kept.find(transactional_id),
             followed_since_ms=self._since_ms,
             is_catching_up=not self._has_caught_up.is_set(),

@@ -9,7 +9,7 @@ from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot
 from tallystick.console.state import ConsoleState
 from tallystick.console.terminal.lines import COMMAND_MAX
 from tallystick.console.terminal.pages.overview import list_figures
-from tallystick.console.views.overview import build_overview
+from tallystick.console.views.overview import build_overview, list_read_failures
 from tallystick.console.views.refusals import NoWrites, list_refusals
 from tallystick.console.views.texts import format_count, format_duration
 from tallystick.console.views.transactions import TransactionFilter, TransactionRow, build_transactions
@@ -86,7 +86,7 @@ def list_summary(state: ConsoleState, now_ms: int) -> Iterator[Visible]:
         word = "unknown" if not store.is_reachable else "ok" if store.takes_writes else "refusing"
         counts = f"{format_count(store.id_count)} ids, {format_count(store.open_count)} open"
         yield show(f"  Store {store.name}: {word}, {counts}")
-    failures = dict.fromkeys(text for status in list_statuses(state.snapshot) for text in status.failures)
+    failures = list_read_failures(state.snapshot, now_ms)
     if failures:
         yield show("Not everything could be read:")
     for failure in failures:

@@ -48,10 +48,12 @@ class HistoryView(Value, kw_only=True):
     """A history, oldest first: what is new is at its end, and moves nothing.
 
     source             where it is from, as a sentence
+    is_described       its coordinator knows the id
     followed_since_ms  None: the broker keeps it
     """
 
     source: str
+    is_described: bool
     followed_since_ms: int | None
     is_catching_up: bool
     failure: str
@@ -62,6 +64,7 @@ def view_history(history: IdHistory) -> HistoryView:
     """Build what a page shows of a history."""
     return HistoryView(
         source="" if history.source is HistorySource.NONE else history.source.value,
+        is_described=history.is_described,
         followed_since_ms=history.followed_since_ms,
         is_catching_up=history.is_catching_up,
         failure=history.failure,

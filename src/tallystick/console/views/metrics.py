@@ -78,7 +78,7 @@ def read_metrics(state: ConsoleState, now_ms: int, version: str) -> Iterator[Met
 
 def _read_transactions(state: ConsoleState, now_ms: int) -> Iterator[MetricReading]:
     is_read = state.snapshot.transactions.status.read_ms != NEVER_MS
-    open_ones = list(filter(_is_open, state.joint))
+    open_ones = [each for each in state.joint if each.is_open]
     kinds = {
         "open": open_ones,
         "in_doubt": [
@@ -96,12 +96,6 @@ def _read_transactions(state: ConsoleState, now_ms: int) -> Iterator[MetricReadi
     yield families.OPEN_TRANSACTIONS, counts if is_read else []
     ages = [((kind,), _to_seconds(find_oldest_ms(joint, now_ms) or 0)) for kind, joint in kinds.items()]
     yield families.OLDEST_SECONDS, ages if is_read else []
-
-
-def _is_open(each: JointTransaction) -> bool:
-    """Return whether a transaction is open in one of the cluster's views; its halves may differ without."""
-    description = each.views.description
-    return bool(each.views.cases) or (description is not None and description.state in OPEN_STATES)
 
 
 def _label(health: Health) -> str:
@@ -255,7 +249,7 @@ def _read_stores(state: ConsoleState, now_ms: int) -> Iterator[MetricReading]:
     stores = state.snapshot.stores
     joint: dict[str, list[JointTransaction]] = {store.name: [] for store in stores}
     for each in state.joint:
-        if each.views.store is not None and _is_open(each):
+        if each.views.store is not None and each.is_open:
             joint[each.views.store.store.name].append(each)
     yield families.STORE_REACHABLE, [((each.name,), each.status.is_complete) for each in stores]
     read = [store for store in stores if store.status.read_ms != NEVER_MS]

@@ -10,7 +10,7 @@ from tallystick.console.joint import JointTransaction, find_oldest_ms
 from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot, StoreFacts, Volume
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.events import EventRow, list_last_events
-from tallystick.console.views.page import Outage, PageInfo, describe_page, list_outages
+from tallystick.console.views.page import Outage, PageInfo, describe_page, list_failures, list_outages
 from tallystick.console.views.refusals import NoWrites, list_refusals
 from tallystick.console.views.texts import format_bytes, format_duration, pluralize
 from tallystick.console.views.transactions import build_key, count_by_health
@@ -52,8 +52,8 @@ class OverviewPage(Value, kw_only=True):
 
     health               a word of `Health`: the worst there is, or `unknown` if something could not be read
     headline             the same as a sentence
-    counts               open transactions by health
-    prepared_count       of those, two-phase ones: they may be prepared, and never time out
+    counts               transactions by health, those that are broken and not open any more among them
+    prepared_count       open two-phase ones: they may be prepared, and never time out
     oldest_ms            age of the oldest open transaction
     oldest_in_doubt_ms   age of the oldest two-phase transaction
     held_back_count      records that no `read_committed` reader sees yet, in all partitions
@@ -91,11 +91,12 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
     refusals = list_refusals(snapshot)
     problems = [
         *map(_describe_refusal, refusals),
-        *_list_read_failures(snapshot),
+        *_list_read_failures(snapshot, now_ms),
         *_describe_problems(filter(_is_problem, joint)),
     ]
     problems.sort(key=lambda problem: SEVERITY[Health(problem.health)])
-    in_doubt = [each for each in joint if each.views.is_two_phase]
+    open_ones = [each for each in joint if each.is_open]
+    in_doubt = [each for each in open_ones if each.views.is_two_phase]
     offsets = snapshot.topics.offsets.values()
     health, headline = _summarize(state, refusals, now_ms)
     statuses = _list_essential(snapshot)
@@ -106,9 +107,9 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
         problems=tuple(problems[:PROBLEMS_MAX]),
         problem_count=len(problems),
         counts=count_by_health(joint),
-        open_count=len(joint),
+        open_count=len(open_ones),
         prepared_count=len(in_doubt),
-        oldest_ms=find_oldest_ms(joint, now_ms),
+        oldest_ms=find_oldest_ms(open_ones, now_ms),
         oldest_in_doubt_ms=find_oldest_ms(in_doubt, now_ms),
         held_back_count=sum(each.held_back_count for each in offsets),
         held_back_partitions=sum(each.held_back_count > 0 for each in offsets),
@@ -140,21 +141,23 @@ def _summarize(state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int)
         worst.insert(1 if Health.BROKEN in worst else 0, Health.REFUSING)
         names = ", ".join(dict.fromkeys(each.subject for each in refusals))
         texts.insert(worst.index(Health.REFUSING), f"Writes are refused by {names}.")
-    outages = [_describe_outage(outage) for outage in list_outages(_list_essential(snapshot), now_ms)]
+    essential = list_outages(snapshot, _list_essential(snapshot), now_ms)
+    outages = [_describe_outage(outage) for outage in essential]
     if any(health.needs_action for health in worst):
-        return worst[0], " ".join([*texts, *outages])
+        return worst[0], " ".join([*outages, *(["When it was last read:"] if outages else []), *texts])
     if outages:
         return Health.UNKNOWN, " ".join(outages)
     if any(status.read_ms == NEVER_MS for status in _list_essential(snapshot)):
         return Health.UNKNOWN, "Not everything has been read yet."
-    if any(_list_failures(snapshot)):
+    if any(status.failures for status in snapshot.list_statuses()):
         return Health.UNKNOWN, "Not everything could be read, so this page may lack something."
     if worst:
         return worst[0], " ".join(texts)
-    if not state.joint:
+    open_ones = [each for each in state.joint if each.is_open]
+    if not open_ones:
         return Health.OK, "No transaction is open."
-    oldest = format_duration(find_oldest_ms(state.joint, now_ms))
-    return Health.OK, f"{pluralize(len(state.joint), 'transaction')} open, the oldest for {oldest}."
+    oldest = format_duration(find_oldest_ms(open_ones, now_ms))
+    return Health.OK, f"{pluralize(len(open_ones), 'transaction')} open, the oldest for {oldest}."
 
 
 _HEADLINES: Final[Mapping[Health, str]] = {
@@ -221,12 +224,6 @@ def _describe_refusal(each: NoWrites) -> Problem:
     )
 
 
-def _list_failures(snapshot: Snapshot) -> Iterator[str]:
-    """List what could not be read."""
-    for status in snapshot.list_statuses():
-        yield from status.failures
-
-
 def _describe_disk(node_id: int, volume: Volume) -> str:
     if volume.failure:
         return f"broker {node_id} {volume.path}: {volume.failure}"
@@ -234,9 +231,19 @@ def _describe_disk(node_id: int, volume: Volume) -> str:
     return f"broker {node_id} {volume.path}: {usable} of {total} free"
 
 
-def _list_read_failures(snapshot: Snapshot) -> Iterator[Problem]:
-    of_stores = {text: store.name for store in snapshot.stores for text in store.status.failures}
-    for text in dict.fromkeys(_list_failures(snapshot)):
+def list_read_failures(snapshot: Snapshot, now_ms: int) -> tuple[str, ...]:
+    """Return everything that could not be read, each cause once."""
+    statuses = snapshot.list_statuses()
+    return list_failures(list_outages(snapshot, statuses, now_ms), statuses)
+
+
+def _list_read_failures(snapshot: Snapshot, now_ms: int) -> Iterator[Problem]:
+    of_stores = {
+        text: store.name
+        for store in snapshot.stores
+        for text in (*store.status.failures, "; ".join(store.status.failures))
+    }
+    for text in list_read_failures(snapshot, now_ms):
         yield Problem(
             health=Health.UNKNOWN.value,
             subject=of_stores.get(text, "not read"),
@@ -248,7 +255,9 @@ def _list_read_failures(snapshot: Snapshot) -> Iterator[Problem]:
 def _summarize_stores(
     state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int
 ) -> tuple[StoreSummary, ...]:
-    open_counts = Counter(each.views.store.store.name for each in state.joint if each.views.store is not None)
+    open_counts = Counter(
+        each.views.store.store.name for each in state.joint if each.views.store is not None and each.is_open
+    )
     refusing = frozenset(each.subject for each in refusals)
     return tuple(
         _summarize_store(store, open_counts[store.name], refusing, now_ms) for store in state.snapshot.stores

@@ -24,7 +24,7 @@ class PageInfo(Value, kw_only=True):
 
     age_ms    of the oldest part that the page shows; None if one was never read
     outages   what cannot be read at all; parts for the same reason once
-    failures  everything that could not be read, a sentence each
+    failures  everything that could not be read, a sentence for each cause
     """
 
     title: str
@@ -39,6 +39,7 @@ class PageInfo(Value, kw_only=True):
 def describe_page(title: str, snapshot: Snapshot, parts: Iterable[PartStatus], now_ms: int) -> PageInfo:
     """Return the head of a page that shows these parts."""
     parts = tuple(parts)
+    outages = list_outages(snapshot, parts, now_ms)
     read_ms = min((part.read_ms for part in parts), default=snapshot.at_ms)
     return PageInfo(
         title=title,
@@ -46,18 +47,29 @@ def describe_page(title: str, snapshot: Snapshot, parts: Iterable[PartStatus], n
         snapshot_number=snapshot.number,
         snapshot_ms=snapshot.at_ms,
         age_ms=None if read_ms == NEVER_MS else max(0, now_ms - read_ms),
-        outages=list_outages(parts, now_ms),
-        failures=tuple(dict.fromkeys(failure for part in parts for failure in part.failures)),
+        outages=outages,
+        failures=list_failures(outages, parts),
     )
 
 
-def list_outages(parts: Iterable[PartStatus], now_ms: int) -> tuple[Outage, ...]:
-    """Return what of these parts cannot be read at all, each reason once with its oldest data."""
+def is_incomplete(info: PageInfo) -> bool:
+    """Return whether a page may lack what there is, because not all of it could be read."""
+    return info.age_ms is None or bool(info.failures)
+
+
+def list_outages(snapshot: Snapshot, parts: Iterable[PartStatus], now_ms: int) -> tuple[Outage, ...]:
+    """Return what of these parts cannot be read at all, each reason once with its oldest data.
+
+    Where the cluster itself is away, that is why none of its other parts can be read, in whichever words.
+    """
+    cluster = snapshot.cluster.status
+    of_stores = [store.status for store in snapshot.stores]
     outages: dict[str, Outage] = {}
     for part in parts:
         if not part.is_away:
             continue
-        reason = "; ".join(part.failures)
+        cause = cluster if cluster.is_away and part not in of_stores else part
+        reason = "; ".join(cause.failures)
         known = outages.get(reason)
         age_ms = None if part.read_ms == NEVER_MS else max(0, now_ms - part.read_ms)
         since_ms = part.away_since_ms
@@ -68,3 +80,9 @@ def list_outages(parts: Iterable[PartStatus], now_ms: int) -> tuple[Outage, ...]
             reason=reason, since_ms=since_ms, for_ms=max(0, now_ms - since_ms), age_ms=age_ms
         )
     return tuple(outages.values())
+
+
+def list_failures(outages: Iterable[Outage], parts: Iterable[PartStatus]) -> tuple[str, ...]:
+    """Return everything of these parts that could not be read: outages first, each cause once."""
+    of_parts = (failure for part in parts if not part.is_away for failure in part.failures)
+    return tuple(dict.fromkeys((*(outage.reason for outage in outages), *of_parts)))

@@ -109,8 +109,8 @@ def _view_store(
         age_ms=max(0, now_ms - store.status.read_ms) if store.status.read_ms else None,
         took_ms=store.status.took_ms,
         row_count=len(rows),
-        open_count=len(joint),
-        undecided_oldest_ms=find_oldest_ms(joint.values(), now_ms),
+        open_count=sum(each.is_open for each in joint.values()),
+        undecided_oldest_ms=find_oldest_ms((each for each in joint.values() if each.is_open), now_ms),
         expired_lease_count=sum(
             lease.classify(store.lease_now_ms) is LeaseState.EXPIRED for lease in store.leases
         ),

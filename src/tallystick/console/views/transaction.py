@@ -10,7 +10,7 @@ from tallystick.console.lookup.history import IdHistory
 from tallystick.console.snapshot import PartitionOffsets, Snapshot
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.history import HistoryView, view_history
-from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.page import PageInfo, describe_page, is_incomplete
 from tallystick.console.views.texts import format_identity
 from tallystick.console.views.timeline import Timeline, draw, list_events
 from tallystick.console.views.transactions import TransactionRow, build_key, build_row
@@ -131,6 +131,22 @@ def build_transaction(
         commands=_list_commands(row, snapshot.bootstrap_servers),
         history=shown_history,
     )
+
+
+def may_exist(page: TransactionPage) -> bool:
+    """Return whether anything that is read knows the id, or not all that knows ids could be read."""
+    if page.row or page.coordinator or page.database or is_incomplete(page.info):
+        return True
+    history = page.history  # of an id that has nothing open only this knows
+    return history is not None and bool(
+        history.is_described or history.rows or history.failure or history.is_catching_up
+    )
+
+
+def find_open_state(snapshot: Snapshot, transactional_id: str) -> str:
+    """Return the state that commits what an id has in doubt; empty if it has nothing, as last read."""
+    description = snapshot.transactions.descriptions.get(transactional_id)
+    return format_identity(description.writer) if description is not None and description.in_doubt else ""
 
 
 def _build_closed(

@@ -92,7 +92,7 @@ class TransactionRow(Value, kw_only=True):
 class TransactionsPage(Value, kw_only=True):
     """The list, after the filter.
 
-    counts         open transactions by health, before the filter
+    counts         transactions by health, before the filter
     states         the states that there are, for the filter
     stores         stores and prefixes, for the filter
     match_count    rows that the filter selects, on all pages

@@ -32,6 +32,7 @@ from tallystick.console.actions.results import ActionOutcome, ActionResult
 from tallystick.console.actions.tickets import Submission
 from tallystick.console.feed import StateFeed
 from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.transaction import find_open_state
 from tallystick.console.web.guard import Refusal, check_embedding, check_form_origin, name_user
 from tallystick.kernel.value import Value, replace
 from tallystick.security.http_auth import HttpCredentials
@@ -74,6 +75,7 @@ class ActionPage(Value, kw_only=True):
     run_url   where the form goes
     chosen    what the URL has, for the form in which it is chosen
     targets   where offsets of a group can go
+    open_state  what the id has in doubt, when it was last read; "" if nothing
     """
 
     info: PageInfo
@@ -86,6 +88,7 @@ class ActionPage(Value, kw_only=True):
     back_url: str = "/"
     chosen: Mapping[str, str] = {}
     targets: tuple[str, ...] = ()
+    open_state: str = ""
 
 
 class ResultPage(Value, kw_only=True):
@@ -130,6 +133,7 @@ class ActionPages:
             back_url=_find_back_url(kind, key),
             chosen=dict(request.query_params),
             targets=tuple(target.value for target in ResetTarget),
+            open_state=find_open_state(self._feed.state.snapshot, key),
         )
         try:
             action = build_request(kind, key, request.query_params)

@@ -6,9 +6,11 @@ a new snapshot, and what has changed is replaced in place, by ids; without, a re
 `?format=json` returns the view model instead.
 """
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Final
 from urllib.parse import quote
 
@@ -38,8 +40,11 @@ from tallystick.console.web.guard import HEADERS, check_request
 from tallystick.console.web.pages import MENU, PAGES, Page
 from tallystick.console.web.scrape import METRICS_PATH, MetricsPage
 from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.kernel.value import Value
 from tallystick.security.http_auth import HttpCredentials
+
+_log = logging.getLogger("tallystick.console.web")
 
 FOLDER: Final = Path(__file__).parent
 STREAM_TYPE: Final = "text/event-stream"
@@ -133,10 +138,13 @@ class _Shell:
         if page.ask is not None and self._lookups is not None:
             page_request = await page.ask(self._lookups, page_request)
         model = page.build(page_request)
+        # An open page takes no 404 from htmx in: it has to show that what it was about has gone.
+        status = 200 if page.is_known(model) or "hx-request" in request.headers else 404
         if request.query_params.get("format") == "json":
-            return Response(encode_json(model), media_type="application/json")
+            return Response(encode_json(model), status, media_type="application/json")
         template = self.templates.get_template(page.template)
-        return HTMLResponse(template.render(page=model, section=page.section, url=format_url(request)))
+        html = template.render(page=model, section=page.section, url=format_url(request))
+        return HTMLResponse(html, status)
 
     async def show_missing(self, request: Request, exc: Exception) -> Response:
         """Answer a path that no page has."""
@@ -188,6 +196,7 @@ class _Guard:
 
     def __init__(self, app: ASGIApp, options: WebOptions) -> None:
         self._app, self._options = app, options
+        self._wrong_logins = LogThrottle(monotonic)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -202,6 +211,8 @@ class _Guard:
         )
         answer: ASGIApp = self._app
         if refusal is not None:
+            if refusal.status == 401 and "authorization" in headers:  # a browser's first request has none
+                self._log_wrong_login(scope)
             answer = PlainTextResponse(refusal.text, refusal.status)
             for challenge in refusal.challenges:
                 answer.headers.append("WWW-Authenticate", challenge)
@@ -220,3 +231,11 @@ class _Guard:
             await send(message)
 
         await answer(scope, receive, send_with_headers)
+
+    def _log_wrong_login(self, scope: Scope) -> None:
+        more = self._wrong_logins.take()
+        if more is not None:
+            host = (scope.get("client") or ("unknown",))[0]
+            # The host may be the text of a proxy's header.
+            text = "%s is not let in: its request has wrong credentials%s"
+            _log.warning(text, show_on_page(host), more)

@@ -29,6 +29,11 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
 }
 
+_TOKEN_ONLY: Final = (
+    "This console demands a bearer token, in the header Authorization. No browser asks for one: to use the "
+    "console in a browser, start it with --user and --password-file, with or without --token-file."
+)
+
 
 class Refusal(Value):
     """Why a request is not answered: an HTTP status, a sentence, and the challenges of a login."""
@@ -62,7 +67,8 @@ def check_request(
             "printed at its start, or allow this name with --host-name.",
         )
     if not credentials.accept(authorization):
-        return Refusal(401, "Log in.", credentials.list_challenges("tallystick console"))
+        text = "Log in." if credentials.password is not None else _TOKEN_ONLY
+        return Refusal(401, text, credentials.list_challenges("tallystick console"))
     return None
 
 

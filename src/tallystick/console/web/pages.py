@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Final
 
 from tallystick.console.views.events import build_events
-from tallystick.console.views.groups import build_group, build_groups
+from tallystick.console.views.groups import GroupPage, build_group, build_groups
 from tallystick.console.views.lists import ListQuery
 from tallystick.console.views.overview import build_overview
+from tallystick.console.views.page import is_incomplete
 from tallystick.console.views.page_request import (
     Ask,
     PageRequest,
@@ -16,12 +17,13 @@ from tallystick.console.views.page_request import (
 )
 from tallystick.console.views.pipelines import build_pipelines
 from tallystick.console.views.stores import build_stores
-from tallystick.console.views.topics import build_topics
-from tallystick.console.views.transaction import build_transaction
+from tallystick.console.views.topics import TopicPage, build_topics
+from tallystick.console.views.transaction import TransactionPage, build_transaction, may_exist
 from tallystick.console.views.transactions import TransactionFilter, build_transactions
 from tallystick.kernel.value import Value
 
 Build = Callable[[PageRequest], object]
+IsKnown = Callable[[object], bool]
 
 
 class Page(Value, kw_only=True):
@@ -31,6 +33,7 @@ class Page(Value, kw_only=True):
     section  the entry of the menu that it belongs to
     ask      reads what only this page shows, and returns the request with it
     is_stream  who asks for an event stream gets one under the same path
+    is_known  whether what the path names is there, as far as everything could be read
     """
 
     path: str
@@ -39,6 +42,7 @@ class Page(Value, kw_only=True):
     build: Build
     ask: Ask | None = None
     is_stream: bool = False
+    is_known: IsKnown = lambda model: True
 
 
 class MenuEntry(Value):
@@ -79,6 +83,7 @@ PAGES: Final = (
         section="transactions",
         build=lambda request: build_transaction(request.state, request.key, request.now_ms, request.history),
         ask=ask_history,
+        is_known=lambda model: not isinstance(model, TransactionPage) or may_exist(model),
     ),
     Page(
         path="/events",
@@ -111,6 +116,9 @@ PAGES: Final = (
         section="topics",
         build=build_topic_page,
         ask=ask_records,
+        is_known=lambda model: (
+            not isinstance(model, TopicPage) or model.is_known or is_incomplete(model.info)
+        ),
     ),
     Page(
         path="/groups",
@@ -123,5 +131,8 @@ PAGES: Final = (
         template="group.html",
         section="groups",
         build=lambda request: build_group(request.state, request.key, request.now_ms),
+        is_known=lambda model: (
+            not isinstance(model, GroupPage) or model.row is not None or is_incomplete(model.info)
+        ),
     ),
 )

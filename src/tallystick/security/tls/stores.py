@@ -14,6 +14,7 @@ from tallystick import _lazy
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
+from tallystick.security.secret_files import warn_of_readers
 from tallystick.security.tls import der, jks
 from tallystick.security.tls.certificates import Certificate, parse_certificate
 from tallystick.security.tls.der import BadDer
@@ -58,6 +59,7 @@ def load_key_store(settings: TlsSettings) -> KeyStore | None:
         )
     if settings.ssl_key_location:
         source = f"ssl.key.location {settings.ssl_key_location}"
+        warn_of_readers("ssl.key.location", settings.ssl_key_location)
         key = _read_file("ssl.key.location", settings.ssl_key_location)
         certificates = _read_file("ssl.certificate.location", settings.ssl_certificate_location or "")
         text = f"{_decode_pem(key, source)}\n{_decode_pem(certificates, source)}"
@@ -65,6 +67,7 @@ def load_key_store(settings: TlsSettings) -> KeyStore | None:
     if settings.ssl_keystore_location is None:
         return None
     source = f"ssl.keystore.location {settings.ssl_keystore_location}"
+    warn_of_readers("ssl.keystore.location", settings.ssl_keystore_location)
     data = _read_file("ssl.keystore.location", settings.ssl_keystore_location)
     match find_store_type(data):
         case "PEM":

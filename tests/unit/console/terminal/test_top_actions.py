@@ -250,6 +250,7 @@ def test_a_prepared_transaction_is_completed_by_the_state_that_was_typed() -> No
 
     async def steps(screen: Screen) -> None:
         await screen.press("2", "enter", "a")
+        assert see(screen, "Open is 5:3")
         assert see(screen, "State that the other half has stored: not given yet")
         await screen.press("enter", *"5-3", "enter")
         assert see(screen, "state: ")

@@ -10,7 +10,7 @@ from typing import Final
 
 from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, TOPIC_SETTINGS
-from tallystick.broker.config.dynamic_config import find_change_problems, find_setting
+from tallystick.broker.config.dynamic_config import find_bad_values, find_change_problems, find_setting
 from tallystick.broker.config.kafka_names import is_kafka_name
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
 from tallystick.broker.handlers.cluster.config_view import ConfigResourceType, check_config_right
@@ -206,7 +206,7 @@ async def _alter_broker(
 
     def change(current: Mapping[str, str]) -> Mapping[str, str]:
         configs = apply_changes({} if replace else current, changes, _list_broker_settings(touched))
-        problems = list(find_change_problems(configs, is_default=not name))
+        problems = [*find_change_problems(configs, is_default=not name), *find_bad_values(configs)]
         if problems:
             raise BadConfig("\n".join(problems))
         return configs

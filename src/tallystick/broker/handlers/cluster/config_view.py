@@ -16,7 +16,7 @@ from tallystick.broker.authorizer.authorizer import (
     topic_resource,
 )
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
-from tallystick.broker.config.dynamic_config import find_setting, list_prefixed, split_listener_name
+from tallystick.broker.config.dynamic_config import find_setting, list_undeclared, split_listener_name
 from tallystick.broker.handlers.ports import ConfigViewPort, HasAuthorizer
 from tallystick.broker.metadata.store import Topic
 from tallystick.broker.server.request_context import RequestContext
@@ -125,8 +125,8 @@ def describe_broker_settings(broker: ConfigViewPort) -> Iterator[DescribedSettin
         yield DescribedSetting(
             spec, tuple(_iter_broker_synonyms(broker, spec)), is_read_only=not spec.dynamic
         )
-    # Those of one listener are described once they are set, with the plain setting as a synonym.
-    for name in list_prefixed((*broker.dynamic_configs.values(), broker.static_config.originals)):
+    # Those of one listener, with the plain setting as a synonym, and those without effect once they are set.
+    for name in list_undeclared((*broker.dynamic_configs.values(), broker.static_config.originals)):
         own = find_setting(name)
         if own is not None:
             plain = BROKER_SETTINGS.get(split_listener_name(name)[1])

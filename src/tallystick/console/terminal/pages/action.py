@@ -26,6 +26,7 @@ from tallystick.console.terminal.lines import (
 from tallystick.console.terminal.places import Place
 from tallystick.console.terminal.prompts import LENGTH_MAX, ask_field, ask_to_confirm
 from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.transaction import find_open_state
 from tallystick.console.visible import show
 from tallystick.kernel.value import replace
 
@@ -51,7 +52,7 @@ def build(
         stage = begin_stage(place.action)
     if stage is None:
         return describe_page("Action", state.snapshot, (), now_ms), []
-    return _describe(state, stage, now_ms), list(_list_blocks(stage, place))
+    return _describe(state, stage, now_ms), list(_list_blocks(stage, place, state))
 
 
 def _describe(state: ConsoleState, stage: ActionStage, now_ms: int) -> PageInfo:
@@ -63,7 +64,7 @@ def _describe(state: ConsoleState, stage: ActionStage, now_ms: int) -> PageInfo:
     return replace(info, age_ms=max(0, now_ms - stage.planned_ms), failures=stage.plan.failures)
 
 
-def _list_blocks(stage: ActionStage, place: Place) -> Iterator[Block]:
+def _list_blocks(stage: ActionStage, place: Place, state: ConsoleState) -> Iterator[Block]:
     if stage.result is not None:
         yield from _list_result(stage.result)
         return
@@ -79,16 +80,19 @@ def _list_blocks(stage: ActionStage, place: Place) -> Iterator[Block]:
     elif stage.request is not None and not stage.problem:
         yield Paragraph((say("The dry run is made: both halves are read.", TextRole.QUIET),))
         return
-    yield from _list_choices(stage.address, place)
+    yield from _list_choices(stage.address, place, state)
 
 
 # ------------------------------------------------------------------------------------- choices
 
 
-def _list_choices(address: ActionAddress, place: Place) -> Iterator[Block]:
+def _list_choices(address: ActionAddress, place: Place, state: ConsoleState) -> Iterator[Block]:
     """List what can be chosen: for a dry run, or for another one."""
     if address.kind is ActionKind.COMPLETE:
         yield blank()
+        open_state = find_open_state(state.snapshot, address.subject)
+        if open_state:
+            yield Paragraph((say("Open is "), say(open_state, TextRole.STRONG)))
         yield from _list_state_choice(address)
     if address.kind is ActionKind.RESET_OFFSETS:
         yield blank()
@@ -98,7 +102,10 @@ def _list_choices(address: ActionAddress, place: Place) -> Iterator[Block]:
 
 def _list_state_choice(address: ActionAddress) -> Iterator[Block]:
     stored = address.query.get("state")
-    note = "The state that the other half has stored, as producerId:epoch; nothing if it has stored none."
+    note = (
+        "The state that the other half has stored, as producerId:epoch: the one that is open commits. "
+        "Any other, and nothing, aborts; that needs a reason."
+    )
     anchor = Anchor(name="state", prompt=ask_field(address, "state", note, stored or ""))
     text = "not given yet" if stored is None else stored or "none is stored"
     yield Paragraph((say("State that the other half has stored: "), say(text, TextRole.STRONG)), anchor)

@@ -13,7 +13,9 @@
     live.textContent = text;
   }
   let isConnected = false;
-  const sayLive = () => isConnected && say("live", "live");
+  // The console may answer while what it reads does not.
+  const sayFollowed = () => ("stale" in page().dataset ? say("stale", "not up to date") : say("live", "live"));
+  const sayLive = () => isConnected && sayFollowed();
   const sayAway = () => say("away", `not connected since ${new Date().toISOString().slice(11, 19)}`);
   document.addEventListener("htmx:sse:after:connection", () => {
     isConnected = true;

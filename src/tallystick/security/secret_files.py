@@ -1,0 +1,29 @@
+"""Files with secrets that other users of the machine may read: a warning, because they work all the same."""
+
+import logging
+import os
+import stat
+
+_log = logging.getLogger("tallystick.security.files")
+
+
+def warn_of_readers(source: str, path: str | os.PathLike[str]) -> None:
+    """Log a warning if users outside the file's group may read or change it.
+
+    A group may: what Kubernetes mounts is its pod's group's. A missing file is told of by its reader.
+
+    Args:
+        source: the setting or option that names the file.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if mode & stat.S_IRWXO:
+        _log.warning(
+            "%s %s: other users of this machine may read or change it, mode %04o: chmod 600 it, and choose "
+            "another secret if they are not trusted",
+            source,
+            os.fspath(path),
+            stat.S_IMODE(mode),
+        )
