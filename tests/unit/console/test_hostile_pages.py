@@ -24,6 +24,8 @@ from tallystick.console.web.pages import PAGES
 from tallystick.kernel.value import replace
 from tallystick.testing import FakeClock
 
+pytestmark = pytest.mark.slow
+
 LISTS = [page.path for page in PAGES if "{" not in page.path]
 OF_ONE = [page.path for page in PAGES if "{" in page.path]
 

@@ -39,6 +39,8 @@ from tallystick.console.terminal.places import Place, Section
 from tallystick.console.terminal.run import hold_log
 from tallystick.kernel.value import replace
 
+pytestmark = pytest.mark.slow
+
 NAME = "pay-1"
 
 

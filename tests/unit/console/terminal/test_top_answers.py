@@ -1,5 +1,6 @@
 """Events, histories and records by keys: what is asked when, and what becomes of the answer."""
 
+import pytest
 from tests.support.console_facts import (
     NOW_MS,
     ORDERS,
@@ -23,6 +24,8 @@ from tallystick.console.terminal.app import TopServices
 from tallystick.console.terminal.places import Place, Section
 from tallystick.kernel.value import replace
 from tallystick.protocol.transaction_history import TransitionKind
+
+pytestmark = pytest.mark.slow
 
 NAME = "pay-1"
 TOPIC = Place(section=Section.TOPICS, key="orders")

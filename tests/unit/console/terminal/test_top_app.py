@@ -24,6 +24,8 @@ from tallystick.console.terminal.app import TopServices
 from tallystick.console.terminal.places import MENU, Order, Section
 from tallystick.kernel.value import replace
 
+pytestmark = pytest.mark.slow
+
 STATE = make_hostile_state(HARMLESS)
 
 
