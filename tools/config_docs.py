@@ -20,8 +20,8 @@ INTRODUCTION = """# Settings
 Written by `tools/config_docs.py`; do not edit.
 
 `tallystick broker` takes settings from `--config FILE` (the form of Kafka's `server.properties`),
-`-o NAME=VALUE` and its own options; the last one wins. Names and defaults are Kafka 4.3's unless noted.
-All problems, unknown names included, are reported together and stop the start.
+`-o NAME=VALUE` and its own options; the last one wins. Names and defaults are Kafka 4.3's unless
+noted. All problems, unknown names included, are reported together and stop the start.
 
 ## Durability
 
@@ -57,19 +57,16 @@ def main() -> None:
     parts.append(_format_renames(RENAMED_SETTINGS))
     parts.append(
         "\n## Accepted without effect\n\nA file written for Kafka may contain these; a warning at the start"
-        " names them. They concern quorum, replication, thread pools, logins or tiered storage.\n"
+        " names them. They concern\nquorum, replication, thread pools, logins or tiered storage.\n"
     )
     parts.append(_format_names(sorted(INEFFECTIVE_SETTINGS)))
     parts.append(
-        "\n## Refused\n\nThese need features that this broker does not have."
-        " Only Kafka's default is accepted.\n"
+        "\n## Refused\n\nThese need features that this broker does not have. Only Kafka's default, in"
+        " brackets, is\naccepted; empty if there is none.\n"
     )
-    parts.append("| name | accepted | why |\n|---|---|---|")
-    rows = [
-        (f"{prefix}*", "only what is named on this page", why) for prefix, why in REFUSED_PREFIXES.items()
-    ]
-    rows += [(name, f"`{text}`" if text else "empty", why) for name, (text, why) in REFUSED_SETTINGS.items()]
-    parts[-1] += "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
+    refusals = [(f"{prefix}*", "what this page names", why) for prefix, why in REFUSED_PREFIXES.items()]
+    refusals += [(name, f"`{text}`" if text else "", why) for name, (text, why) in REFUSED_SETTINGS.items()]
+    parts.append(_format_refusals(refusals))
     TARGET.write_text("\n".join(parts + _describe_clients()))
 
 
@@ -77,11 +74,11 @@ CLIENTS = """
 ## Clients
 
 `Producer`, `Consumer` and `Admin` take a mapping by these names. Names and defaults are Kafka 4.3's;
-librdkafka's names are understood, for security kafka-python's too. All problems are reported together.
-Some take Python objects: `oauth_cb`, a function that returns a token and its expiry (seconds or
-milliseconds since 1970); `sasl_oauth_token_provider`, an object with a method `token()`; `ssl_context`,
-an `ssl.SSLContext`; and, as in confluent-kafka, the functions `key.serializer`, `value.serializer`,
-`key.deserializer` and `value.deserializer` ([schemas](how-to/schemas.md)).
+librdkafka's names are understood, for security kafka-python's too. All problems are reported
+together. Some take Python objects: `oauth_cb`, a function that returns a token and its expiry
+(seconds or milliseconds since 1970); `sasl_oauth_token_provider`, an object with a method `token()`;
+`ssl_context`, an `ssl.SSLContext`; and, as in confluent-kafka, the functions `key.serializer`,
+`value.serializer`, `key.deserializer` and `value.deserializer` ([schemas](how-to/schemas.md)).
 """
 
 
@@ -93,12 +90,14 @@ def _describe_clients() -> list[str]:
     parts.append(_format_renames(client_names.RENAMED_SETTINGS))
     parts.append("\n### Accepted by clients without effect\n\nA log message names them.\n")
     parts.append(_format_names(sorted(client_names.INEFFECTIVE_SETTINGS)))
-    parts.append("\n### Refused by clients\n\nThese need features that the clients do not have.\n")
-    parts.append("| name | accepted | why |\n|---|---|---|")
-    rows = [(f"{prefix}*", "never", why) for prefix, why in client_names.REFUSED_PREFIXES.items()]
+    parts.append(
+        "\n### Refused by clients\n\nThese need features that the clients do not have."
+        " Only the values in brackets are accepted.\n"
+    )
+    refusals = [(f"{prefix}*", "", why) for prefix, why in client_names.REFUSED_PREFIXES.items()]
     for name, (values, why) in client_names.REFUSED_SETTINGS.items():
-        rows.append((name, ", ".join(f"`{t}`" if t else "empty" for t in values) or "never", why))
-    parts[-1] += "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
+        refusals.append((name, ", ".join(f"`{text}`" if text else "empty" for text in values), why))
+    parts.append(_format_refusals(refusals))
     return parts
 
 
@@ -133,6 +132,15 @@ def _describe_limits(setting: Setting) -> str:
     return f"{_format_number(setting.low)} {high}{none}" if setting.low is not None else ""
 
 
+def _format_refusals(refusals: Iterable[tuple[str, str, str]]) -> str:
+    """Return a list of reasons, each with the names and accepted values of its settings."""
+    names_by_reason: dict[str, list[str]] = {}
+    for name, accepted, why in refusals:
+        names_by_reason.setdefault(why, []).append(f"`{name}` ({accepted})" if accepted else f"`{name}`")
+    items = (f"- {why[0].upper()}{why[1:]}: {', '.join(names)}." for why, names in names_by_reason.items())
+    return "\n".join(wrap_words(item, indent="  ") for item in items) + "\n"
+
+
 def _format_number(value: float) -> str:
     return f"{int(value)}" if value == int(value) else f"{value}"
 
@@ -145,8 +153,8 @@ def _format_renames(renames: Mapping[str, str]) -> str:
     return wrap_words(", ".join(f"`{old}` is `{new}`" for old, new in renames.items()) + ".") + "\n"
 
 
-def wrap_words(text: str) -> str:
-    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+def wrap_words(text: str, *, indent: str = "") -> str:
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":
