@@ -135,8 +135,8 @@ def _describe_limits(setting: Setting) -> str:
 def _format_refusals(refusals: Iterable[tuple[str, str, str]]) -> str:
     """Return a list of reasons, each with the names and accepted values of its settings."""
     names_by_reason: dict[str, list[str]] = {}
-    for name, accepted, why in refusals:
-        names_by_reason.setdefault(why, []).append(f"`{name}` ({accepted})" if accepted else f"`{name}`")
+    for name, value, why in refusals:
+        names_by_reason.setdefault(why, []).append(f"`{name}` ({value})" if value else f"`{name}`")
     items = (f"- {why[0].upper()}{why[1:]}: {', '.join(names)}." for why, names in names_by_reason.items())
     return "\n".join(wrap_words(item, indent="  ") for item in items) + "\n"
 
