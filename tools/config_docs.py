@@ -10,6 +10,7 @@ from tallystick.broker.config.listeners import LISTENER_PREFIX, PREFIXED_SETTING
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
 from tallystick.client import kafka_names as client_names
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
+from tallystick.kernel.foreign_settings import ForeignSetting
 from tallystick.kernel.settings import Setting, SettingType
 from tallystick.kernel.value import replace
 
@@ -62,11 +63,10 @@ def main() -> None:
     parts.append(_format_names(sorted(INEFFECTIVE_SETTINGS)))
     parts.append(
         "\n## Refused\n\nThese need features that this broker does not have. Only Kafka's default, in"
-        " brackets, is\naccepted; empty if there is none.\n"
+        " brackets, is\naccepted.\n"
     )
     refusals = [(f"{prefix}*", "what this page names", why) for prefix, why in REFUSED_PREFIXES.items()]
-    refusals += [(name, f"`{text}`" if text else "", why) for name, (text, why) in REFUSED_SETTINGS.items()]
-    parts.append(_format_refusals(refusals))
+    parts.append(_format_refusals(refusals + _list_refusals(REFUSED_SETTINGS)))
     TARGET.write_text("\n".join(parts + _describe_clients()))
 
 
@@ -95,9 +95,7 @@ def _describe_clients() -> list[str]:
         " Only the values in brackets are accepted.\n"
     )
     refusals = [(f"{prefix}*", "", why) for prefix, why in client_names.REFUSED_PREFIXES.items()]
-    for name, (values, why) in client_names.REFUSED_SETTINGS.items():
-        refusals.append((name, ", ".join(f"`{text}`" if text else "empty" for text in values), why))
-    parts.append(_format_refusals(refusals))
+    parts.append(_format_refusals(refusals + _list_refusals(client_names.REFUSED_SETTINGS)))
     return parts
 
 
@@ -130,6 +128,14 @@ def _describe_limits(setting: Setting) -> str:
     high = "or more" if setting.high is None else f"to {_format_number(setting.high)}"
     none = f", {setting.none} for none" if setting.none else ""
     return f"{_format_number(setting.low)} {high}{none}" if setting.low is not None else ""
+
+
+def _list_refusals(settings: Mapping[str, ForeignSetting]) -> list[tuple[str, str, str]]:
+    """Return name, allowed values and reason of each refused setting."""
+    return [
+        (name, ", ".join(f"`{value}`" if value else "empty" for value in each.allowed), each.reason)
+        for name, each in settings.items()
+    ]
 
 
 def _format_refusals(refusals: Iterable[tuple[str, str, str]]) -> str:
