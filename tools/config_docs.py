@@ -1,6 +1,7 @@
 """Writes docs/config.md from the tables of settings in the code, so that both agree."""
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, RENAMED_SETTINGS, TOPIC_SETTINGS
@@ -10,7 +11,7 @@ from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
 from tallystick.client import kafka_names as client_names
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.kernel.foreign_settings import ForeignSetting
-from tallystick.kernel.settings import Setting
+from tallystick.kernel.settings import Setting, SettingType
 from tallystick.kernel.value import replace
 
 TARGET = Path(__file__).parents[1] / "docs/config.md"
@@ -20,12 +21,12 @@ INTRODUCTION = """# Settings
 Written by `tools/config_docs.py`; do not edit.
 
 `tallystick broker` takes settings from `--config FILE` (the form of Kafka's `server.properties`),
-`-o NAME=VALUE` and options of its own, the last one winning. Names and defaults are Kafka 4.3's; what is not
-Kafka's says so. Every problem is reported at once and stops the start; an unknown name is a problem.
+`-o NAME=VALUE` and its own options; the last one wins. Names and defaults are Kafka 4.3's unless
+noted. All problems, unknown names included, are reported together and stop the start.
 
 ## Durability
 
-`flush.policy` decides what an acknowledgement means, for every `acks` but 0:
+`flush.policy` decides the meaning of an acknowledgement, for every `acks` but 0:
 
 | value | on the disk | power loss |
 |---|---|---|
@@ -37,7 +38,7 @@ A killed process loses nothing acknowledged under any of them.
 
 ## Broker
 
-*dynamic* ones can be changed while running, with `kafka-configs` or any AlterConfigs client.
+*dynamic* settings can be changed at run time, with `kafka-configs` or any AlterConfigs client.
 """
 
 
@@ -46,91 +47,120 @@ def main() -> None:
         name: replace(each, name=f"{LISTENER_PREFIX}<name>.{name}")
         for name, each in PREFIXED_SETTINGS.items()
     }
-    parts = [INTRODUCTION, _format_table(BROKER_SETTINGS, dynamic=True)]
+    parts = [INTRODUCTION, _format_table(BROKER_SETTINGS)]
     parts.append("\nOnly with the prefix of a listener:\n")
-    parts.append(_format_table(settings_by_prefix, dynamic=True))
+    parts.append(_format_table(settings_by_prefix))
     parts.append("\n## Topics\n\nEach falls back to the broker settings named, the first that is set.\n")
-    parts.append(_format_table(TOPIC_SETTINGS, dynamic=False))
+    parts.append(_format_table(TOPIC_SETTINGS, falls_back=True))
     parts.append("\nAccepted with their default only, there being one replica and no tiered storage:\n")
-    parts.append(", ".join(f"`{name}`" for name in DEFAULT_ONLY_SETTINGS) + ".\n")
+    parts.append(_format_names(DEFAULT_ONLY_SETTINGS))
     parts.append("\n## Aliases\n")
-    parts.append(", ".join(f"`{old}` is `{new}`" for old, new in RENAMED_SETTINGS.items()) + ".\n")
+    parts.append(_format_renames(RENAMED_SETTINGS))
     parts.append(
         "\n## Accepted without effect\n\nA file written for Kafka may contain these; a warning at the start"
-        " names them. They concern quorum, replication, thread pools, logins or tiered storage.\n"
+        " names them. They concern\nquorum, replication, thread pools, logins or tiered storage.\n"
     )
-    parts.append(", ".join(f"`{name}`" for name in sorted(INEFFECTIVE_SETTINGS)) + ".\n")
+    parts.append(_format_names(sorted(INEFFECTIVE_SETTINGS)))
     parts.append(
-        "\n## Refused\n\nThese need features that this broker does not have."
-        " Only Kafka's default is accepted.\n"
+        "\n## Refused\n\nThese need features that this broker does not have. Only Kafka's default, in"
+        " brackets, is\naccepted.\n"
     )
-    parts.append("| name | accepted | why |\n|---|---|---|")
-    rows = [
-        (f"{prefix}*", "only what is named on this page", why) for prefix, why in REFUSED_PREFIXES.items()
-    ]
-    parts[-1] += _format_refused(rows, REFUSED_SETTINGS)
+    refusals = [(f"{prefix}*", "what this page names", why) for prefix, why in REFUSED_PREFIXES.items()]
+    parts.append(_format_refusals(refusals + _list_refusals(REFUSED_SETTINGS)))
     TARGET.write_text("\n".join(parts + _describe_clients()))
 
 
 CLIENTS = """
 ## Clients
 
-What `Producer`, `Consumer` and `Admin` take: a mapping by these names. Names and defaults are Kafka 4.3's,
-and librdkafka's names of the same are understood; for security, kafka-python's as well. Every problem is
-reported at once. Three names take objects of Python and not texts: `oauth_cb`, a function that returns a
-token and when it expires (in seconds or milliseconds since 1970), `sasl_oauth_token_provider`, an object
-whose method `token()` returns one, and `ssl_context`, an `ssl.SSLContext` that is used as it is.
-Four are functions, as in confluent-kafka: `key.serializer` and `value.serializer` of a producer take an
-object and a context (`topic`, `field`, `headers`) and return bytes, `key.deserializer` and
-`value.deserializer` of a consumer do the reverse: [schemas](how-to/schemas.md).
+`Producer`, `Consumer` and `Admin` take a mapping by these names. Names and defaults are Kafka 4.3's;
+librdkafka's names are understood, for security kafka-python's too. All problems are reported
+together. Some take Python objects: `oauth_cb`, a function that returns a token and its expiry
+(seconds or milliseconds since 1970); `sasl_oauth_token_provider`, an object with a method `token()`;
+`ssl_context`, an `ssl.SSLContext`; and, as in confluent-kafka, the functions `key.serializer`,
+`value.serializer`, `key.deserializer` and `value.deserializer` ([schemas](how-to/schemas.md)).
 """
 
 
 def _describe_clients() -> list[str]:
-    parts = [CLIENTS, _format_table(CLIENT_SETTINGS, dynamic=None)]
+    parts = [CLIENTS, _format_table(CLIENT_SETTINGS)]
     for role, settings in ROLE_SETTINGS.items():
-        parts += [f"\n### {role.capitalize()}\n", _format_table(settings, dynamic=None)]
+        parts += [f"\n### {role.capitalize()}\n", _format_table(settings)]
     parts.append("\n### Aliases of client settings\n")
-    parts.append(
-        ", ".join(f"`{old}` is `{new}`" for old, new in client_names.RENAMED_SETTINGS.items()) + ".\n"
-    )
+    parts.append(_format_renames(client_names.RENAMED_SETTINGS))
     parts.append("\n### Accepted by clients without effect\n\nA log message names them.\n")
-    parts.append(", ".join(f"`{name}`" for name in sorted(client_names.INEFFECTIVE_SETTINGS)) + ".\n")
-    parts.append("\n### Refused by clients\n\nThese need features that the clients do not have.\n")
-    parts.append("| name | accepted | why |\n|---|---|---|")
-    rows = [(f"{prefix}*", "never", why) for prefix, why in client_names.REFUSED_PREFIXES.items()]
-    parts[-1] += _format_refused(rows, client_names.REFUSED_SETTINGS)
+    parts.append(_format_names(sorted(client_names.INEFFECTIVE_SETTINGS)))
+    parts.append(
+        "\n### Refused by clients\n\nThese need features that the clients do not have."
+        " Only the values in brackets are accepted.\n"
+    )
+    refusals = [(f"{prefix}*", "", why) for prefix, why in client_names.REFUSED_PREFIXES.items()]
+    parts.append(_format_refusals(refusals + _list_refusals(client_names.REFUSED_SETTINGS)))
     return parts
 
 
-def _format_refused(rows: list[tuple[str, str, str]], settings: Mapping[str, ForeignSetting]) -> str:
-    for name, each in settings.items():
-        values = ", ".join(f"`{value}`" if value else "empty" for value in each.allowed)
-        rows.append((name, values or "never", each.reason))
-    return "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
-
-
-def _format_table(settings: dict[str, Setting], *, dynamic: bool | None) -> str:
+def _format_table(settings: dict[str, Setting], *, falls_back: bool = False) -> str:
     """Return a Markdown table of settings.
 
     Args:
         settings: the settings by their names.
-        dynamic: True adds a column that says which settings can be changed at run time, False one with the
-            setting each falls back to, None neither.
+        falls_back: add a column with the settings that each falls back to.
     """
-    last = "" if dynamic is None else " dynamic |" if dynamic else " falls back to |"
-    rows = [f"| name | default | allowed | meaning |{last}", "|---|---|---|---|" + ("---|" if last else "")]
+    last = " falls back to |" if falls_back else ""
+    rows = [f"| name | default | meaning |{last}", "|---|---|---|" + ("---|" if last else "")]
     for setting in settings.values():
         default = setting.format(setting.default)
         default_text = "not set" if default is None else f"`{default}`" if default else "empty"
-        extra = (
-            ("yes" if setting.dynamic else "")
-            if dynamic
-            else ", ".join(f"`{s.name}`" for s in setting.synonyms)
-        )
-        cells = f"| `{setting.name}` | {default_text} | {setting.describe_allowed()} | {setting.doc} |"
-        rows.append(f"{cells} {extra} |" if last else cells)
+        limits = [_describe_limits(setting), "dynamic" if setting.dynamic else ""]
+        notes = f" *{'; '.join(filter(None, limits))}*" if any(limits) else ""
+        cells = f"| `{setting.name}` | {default_text} | {setting.doc}{notes} |"
+        synonyms = ", ".join(f"`{s.name}`" for s in setting.synonyms)
+        rows.append(f"{cells} {synonyms} |" if falls_back else cells)
     return "\n".join(rows) + "\n"
+
+
+def _describe_limits(setting: Setting) -> str:
+    """Return the allowed values of a setting; an empty string where its type allows all."""
+    if setting.choices:
+        return setting.describe_allowed()
+    if setting.kind not in (SettingType.INT, SettingType.LONG, SettingType.DOUBLE):
+        return "password" if setting.kind is SettingType.PASSWORD else ""
+    high = "or more" if setting.high is None else f"to {_format_number(setting.high)}"
+    none = f", {setting.none} for none" if setting.none else ""
+    return f"{_format_number(setting.low)} {high}{none}" if setting.low is not None else ""
+
+
+def _list_refusals(settings: Mapping[str, ForeignSetting]) -> list[tuple[str, str, str]]:
+    """Return name, allowed values and reason of each refused setting."""
+    return [
+        (name, ", ".join(f"`{value}`" if value else "empty" for value in each.allowed), each.reason)
+        for name, each in settings.items()
+    ]
+
+
+def _format_refusals(refusals: Iterable[tuple[str, str, str]]) -> str:
+    """Return a list of reasons, each with the names and accepted values of its settings."""
+    names_by_reason: dict[str, list[str]] = {}
+    for name, value, why in refusals:
+        names_by_reason.setdefault(why, []).append(f"`{name}` ({value})" if value else f"`{name}`")
+    items = (f"- {why[0].upper()}{why[1:]}: {', '.join(names)}." for why, names in names_by_reason.items())
+    return "\n".join(wrap_words(item, indent="  ") for item in items) + "\n"
+
+
+def _format_number(value: float) -> str:
+    return f"{int(value)}" if value == int(value) else f"{value}"
+
+
+def _format_names(names: Iterable[str]) -> str:
+    return wrap_words(", ".join(f"`{name}`" for name in names) + ".") + "\n"
+
+
+def _format_renames(renames: Mapping[str, str]) -> str:
+    return wrap_words(", ".join(f"`{old}` is `{new}`" for old, new in renames.items()) + ".") + "\n"
+
+
+def wrap_words(text: str, *, indent: str = "") -> str:
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":

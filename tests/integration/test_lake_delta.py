@@ -1,4 +1,4 @@
-"""What only Delta has: what the proof in docs/adr/0064 relies on delta-rs for, its log, and tables refused.
+"""Delta alone: the behaviour of delta-rs that docs/design/lake-tables.md relies on, its log, refused tables.
 
 What Delta shares with Iceberg is in test_lake_contract.py.
 """

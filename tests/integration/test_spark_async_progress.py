@@ -1,6 +1,6 @@
 """Spark's asynchronous progress tracking is for sinks that it knows by name; no Python sink is among them.
 
-docs/adr/0056 says what the sink would need to allow it, should Spark ever do.
+docs/design/spark-sink.md says why the sink refuses it, too.
 """
 
 from pathlib import Path

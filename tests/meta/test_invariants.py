@@ -15,7 +15,7 @@ from tools.mutate import Mutation, read_exemptions, read_mutations
 
 ROOT = Path(__file__).parents[2]
 NUMBER = re.compile(r"\[([A-Z]{2,6}-\d+)\]")
-DEFINED = re.findall(r"^\| \[([A-Z]{2,6}-\d+)\]", (ROOT / "docs/invariants.md").read_text(), re.MULTILINE)
+DEFINED = re.findall(r"^- \[([A-Z]{2,6}-\d+)\]", (ROOT / "docs/invariants.md").read_text(), re.MULTILINE)
 MUTATIONS = read_mutations()
 EXEMPTIONS = read_exemptions()
 

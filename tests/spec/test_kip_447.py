@@ -232,7 +232,7 @@ def test_pending_offsets_survive_a_restart() -> None:
     assert fetch(world, stable=True) == 5
 
 
-# ---------------------------------------- who may commit offsets: the rows of the table in ADR 0023
+# ---------------------------------------- who may commit offsets: ADR 0022
 
 
 def test_without_a_group_and_without_a_generation_a_simple_group_comes_into_being() -> None:
@@ -420,7 +420,7 @@ def test_a_group_of_pending_offsets_alone_is_not_removed() -> None:
 
 
 def test_an_administrator_may_not_delete_what_a_transaction_has_open() -> None:
-    """Stricter than Kafka (ADR 0023): the client would commit, and what it committed would not be there."""
+    """Stricter than Kafka (ADR 0022): the client would commit, and what it committed would not be there."""
     world = GroupMachineHarness()
     plain(world, 1, T0)
     plain(world, 1, T1)

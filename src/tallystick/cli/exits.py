@@ -1,6 +1,6 @@
 """How a command ends, by itself or by Ctrl-C and SIGTERM.
 
-Exit codes, so that scripts can tell (docs/adr/0030):
+Exit codes, so that scripts can tell (docs/adr/0020):
 
     0  done; for find-hanging also: nothing hangs, and every broker and partition was asked
     1  failed: the line on stderr says what may have happened

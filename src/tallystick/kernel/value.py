@@ -5,7 +5,7 @@
         y: int = 0
 
 A value is a frozen `msgspec.Struct`: equality and hash by content, `match` by position, no assignment, one
-C call to make one (docs/adr/0042). A class whose fields carry metadata of their own (the settings), or whose
+C call to make one (docs/adr/0003). A class whose fields carry metadata of their own (the settings), or whose
 instances change, is a dataclass.
 """
 

@@ -12,7 +12,7 @@ then v + 1 is taken. No third case exists, whatever a library would do to merge 
 merged with anything, and if another writer has v + 1, everything begins with reading again.
 
 Source: Delta's protocol, "Delta Log Entries": a writer creates the file of the next version only if it does
-not exist. docs/adr/0064.
+not exist. docs/design/lake-tables.md.
 """
 
 import json

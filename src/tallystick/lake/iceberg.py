@@ -14,7 +14,7 @@ Expiry of snapshots spares the one that has a tag. If one half is gone, reading 
 
 pyiceberg commits again if another writer was faster, on another parent than the one that was read, and
 deletes manifests after a refusal (0.12, `Transaction.commit_transaction`). `_OneAttempt` stands between: it
-sends what the proof in docs/adr/0067 needs, once, and what it raises means nothing to pyiceberg.
+sends the requirements of docs/design/lake-tables.md, once, and what it raises means nothing to pyiceberg.
 """
 
 import logging

@@ -11,7 +11,7 @@ all such files of its key.
 
 The files are listed before the table is read. Then each file that was listed belongs to the owner that is
 read, or to an earlier one, whose commits are all in the table; a newer owner's files are not in the list.
-docs/adr/0064.
+docs/design/lake-tables.md.
 """
 
 from collections.abc import Collection, Iterable, Mapping

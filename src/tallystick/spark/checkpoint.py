@@ -14,7 +14,7 @@ another place. Spark's own Kafka source keeps them in the checkpoint (`KafkaMicr
 option.
 
 On a local disk, files are read here. Anywhere else, and where Hadoop's default file system is another one,
-they go through Spark's own file system (`spark.files`, docs/adr/0070). A process that has no way to it, such
+they go through Spark's own file system (`spark.files`, docs/adr/0035). A process that has no way to it, such
 as one of Spark Connect's, knows nothing of the checkpoint.
 """
 

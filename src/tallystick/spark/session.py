@@ -17,7 +17,7 @@ FAST_START_JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """JVM options for a fast start rather than speed later, for a demo and for tests."""
 
 # Spark's default manager starts ten programs (`readlink`, `chmod`) for each file that it writes on a local
-# disk, and it writes two in a micro-batch. This one starts two for each: docs/adr/0056.
+# disk, and it writes two in a micro-batch. This one starts two for each: docs/design/spark-sink.md.
 _LOCAL_CHECKPOINTS: Final = {
     "spark.sql.streaming.checkpointFileManagerClass": find_checkpoint_manager(pyspark.__version__)
 }

@@ -474,7 +474,7 @@ async def test_offsets_that_wait_for_the_disk_while_their_producer_is_replaced_a
 @pytest.mark.parametrize("allowed", [False, True])
 @on_a_loop
 async def test_deleting_what_a_transaction_has_open(allowed: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Refused, and the log names the transaction, unless delete.open.transactions is set (ADR 0023)."""
+    """Refused, and the log names the transaction, unless delete.open.transactions is set (ADR 0022)."""
     async with memory_broker(delete_open_transactions="true" if allowed else "false") as desk:
         pair = await claimed(desk)
         assert await code(desk, pair, 5) == 0

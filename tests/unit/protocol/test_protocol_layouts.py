@@ -22,7 +22,7 @@ from tallystick.protocol.wire import (
 )
 
 LAYOUTS = Path(__file__).parents[2] / "vectors" / "protocol" / "kafka-4.3.1-layouts.txt"
-# What we have and Kafka 4.3 has not: docs/adr/0004-message-codecs.md.
+# What we have and Kafka 4.3 has not: docs/adr/0002-kafka-protocol-and-formats.md.
 ADDITIONS = {(ApiKey.TXN_OFFSET_COMMIT, 6)}
 # Ours: the KIP's spelling, and the name Kafka 4.4 gives a field of 4.3 (KIP-1319).
 RENAMED = {

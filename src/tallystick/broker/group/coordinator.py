@@ -154,7 +154,7 @@ class GroupCoordinator:
     async def write_marker(self, index: int, batch: bytes, guard: TxnGuard) -> AppendResult | Reject:
         """Append an end marker to a partition, and end the transaction in its groups.
 
-        Takes no lane: a marker only changes pending offsets, and no Step depends on those (ADR 0023).
+        Takes no lane: a marker only changes pending offsets, and no Step depends on those (ADR 0022).
         Cancelling the caller does not undo it.
 
         Order: on return the marker is durable, and applied after everything before it in the partition's log,

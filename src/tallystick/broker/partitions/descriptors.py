@@ -2,7 +2,7 @@
 
 A process at RLIMIT_NOFILE cannot start a segment, write an index or sync a directory, and clients decide how
 close it gets. So the broker's own need is set aside first, and both `max.connections` and `max.partitions`
-end before they touch it (docs/adr/0013).
+end before they touch it (docs/adr/0012).
 
     fixed       the lock, the metadata, the cleaner's pipes, files that syncing threads and checkpoints open
                 and close, connections that are accepted and refused at once

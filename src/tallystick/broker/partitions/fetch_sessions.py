@@ -10,7 +10,7 @@ An answer within a session leaves out a partition that has no records, no error,
 log start offset that the client knows already.
 
 A session ends with the connection that used it last, and all sessions together have a bounded number of
-partitions (ADR 0073).
+partitions (ADR 0012).
 
 Source: KIP-227; FetchSession, FetchManager.
 """

@@ -1,7 +1,7 @@
 """`tallystick transactions`: open and hanging transactions, and how to end them (KIP-664, KIP-939).
 
 Subcommands, options and columns are those of Kafka's `kafka-transactions.sh`, with the spellings of the KIPs
-as aliases, and more: see docs/adr/0030. Works on any Kafka cluster.
+as aliases, and more: see docs/adr/0020. Works on any Kafka cluster.
 """
 
 import logging

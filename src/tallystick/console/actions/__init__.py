@@ -1,4 +1,4 @@
-"""Actions from a page: a dry run, then a form in which the id is typed, then one attempt (docs/adr/0059).
+"""Actions from a page: a dry run, then a form in which the id is typed, then one attempt (docs/adr/0058).
 
     request                     what may be done, as a URL and as a command line     pure
     readings, plan, planning    what is true, and the dry run that follows from it   pure

@@ -1,7 +1,7 @@
 """Histories of transactional ids: as a page has them, and as they are kept from a transaction log. Pure.
 
 tallystick's broker keeps the last transitions of each id itself, with the clients' names and addresses
-(docs/adr/0057). From Apache Kafka's log the console keeps them as it follows it, within the same bounds.
+(docs/adr/0020). From Apache Kafka's log the console keeps them as it follows it, within the same bounds.
 """
 
 from collections import OrderedDict, deque

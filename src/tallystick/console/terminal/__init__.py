@@ -11,5 +11,5 @@
     line_view, prompt_line, app, run  the Textual application (extra `top`), which nothing else loads
 
 Text of others is `console.visible.Visible` before it is in a line, and nothing but lines is drawn.
-docs/adr/0061.
+docs/adr/0058.
 """

@@ -8,7 +8,7 @@ the reading and the commit, so that of two drivers the one that claimed the clus
 the newer one's claim follows.
 
 That a decision is completed is no commit of its own. The cluster keeps that note, as it does for decisions
-in a topic. docs/adr/0064.
+in a topic. docs/design/lake-tables.md.
 """
 
 import logging

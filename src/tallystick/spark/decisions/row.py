@@ -10,7 +10,7 @@ after it everything is completed [SPK-40].
 Both the cluster and the row record the owner of the prefix, and they must agree. So a driver takes the row
 under its lock, and only if the cluster confirms, while the lock is held, that the driver's producer id and
 epoch are the current ones. Of two drivers, the one that claimed the cluster last always ends up with the row,
-no matter which is faster [SPK-43]. docs/adr/0038.
+no matter which is faster [SPK-43]. docs/design/spark-sink.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence

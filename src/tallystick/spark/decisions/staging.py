@@ -9,7 +9,7 @@ constraints, and with each row the attempt that wrote it:
     sweep    driver   with the claim of the prefix: no live batch has rows there any more [SPK-42]
 
 Staged rows need not survive a crash of the database: the votes have their number, and if some are missing
-nothing is moved. So in PostgreSQL the table is UNLOGGED. docs/adr/0038.
+nothing is moved. So in PostgreSQL the table is UNLOGGED. docs/design/spark-sink.md.
 """
 
 import logging

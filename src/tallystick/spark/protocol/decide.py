@@ -23,7 +23,7 @@ The protocol rests on four rules:
 
 Refusals are returned as errors of `errors`; the callers raise them.
 
-Source: docs/adr/0036, 0037.
+Source: docs/design/spark-sink.md.
 """
 
 import json
@@ -137,7 +137,7 @@ def plan_task(
         return _refuse_missing_decisions(batch, on_new_prefix) or TaskAction.WRITE
     last_batch_id = -1 if last_decision.batch_id is None else last_decision.batch_id
     # Spark runs a batch again, under its number and with the same offsets, until its own commit log has it:
-    # after an ordinary stop, too (ADR 0037).
+    # after an ordinary stop, too (ADR 0036).
     if batch.batch_id <= last_batch_id:
         return TaskAction.SKIP
     if batch.batch_id == last_batch_id + 1:
@@ -152,7 +152,7 @@ def plan_task(
 
 def _refuse_missing_decisions(batch: MicroBatch, on_new: NewPrefix) -> DecisionsMissing | None:
     """Refuse a batch that is not the query's first if none before it is decided, unless adopting."""
-    # Spark numbers the batches of a checkpoint from 0, so any other number has a predecessor (ADR 0037).
+    # Spark numbers the batches of a checkpoint from 0, so any other number has a predecessor (ADR 0036).
     if batch.batch_id == 0 or on_new is NewPrefix.ADOPT:
         return None
     return DecisionsMissing(

@@ -17,7 +17,7 @@ marker of every record that it keeps.
     P#done    the nonce of a completed decision, written outside a transaction: it is true no matter which
               driver wrote it, and that of an older decision says nothing about the last
 
-Source: docs/adr/0037.
+Source: docs/design/spark-sink.md.
 """
 
 from collections.abc import Collection

@@ -1,7 +1,7 @@
 """What becomes of a job that comes again after its decision. Pure.
 
 Spark runs a batch again until its own commit log has it, under its number and with the same offsets of its
-sources (ADR 0037). Its number, its sinks and these offsets are what is stable. Its rows need not be: sums of
+sources (ADR 0036). Its number, its sinks and these offsets are what is stable. Its rows need not be: sums of
 floating-point numbers depend on the order in which they are added, which after a shuffle is any; and rand,
 uuid, the time, a lookup or what a schema registry knows may be different now. So what was decided stands
 wherever the offsets show that it is the same batch, and the query goes on: the rows that its readers have

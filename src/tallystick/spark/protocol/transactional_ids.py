@@ -8,7 +8,7 @@ An id names no task, attempt, stage or batch. A process runs one task at a time,
 share an id, whatever Spark retries, speculates or repeats. Later batches reuse the ids (`worker_ids`), and
 later processes the names (`worker_names`), so their number does not grow with the number of batches [SPK-20].
 
-Source: docs/adr/0036.
+Source: docs/design/spark-sink.md.
 """
 
 import re

@@ -71,7 +71,7 @@ def check_feature(feature: SparkFeature, version: str) -> None:
 
 
 def find_checkpoint_manager(version: str) -> str:
-    """Return the class that writes checkpoints to a local disk with fewer programs: docs/adr/0056."""
+    """Return the checkpoint manager that starts fewer programs: docs/design/spark-sink.md."""
     package = "org.apache.spark.sql.execution.streaming"
     shelf = ".checkpointing" if parse_version(version) >= (4, 1) else ""
     return f"{package}{shelf}.FileSystemBasedCheckpointFileManager"

@@ -9,7 +9,7 @@
 
 The attempt does not depend on partition, attempt or stage numbers: Spark repeats them as it likes [SPK-20].
 
-Source: docs/adr/0036.
+Source: docs/design/spark-sink.md.
 """
 
 import logging

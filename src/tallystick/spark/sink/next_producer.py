@@ -11,7 +11,7 @@ Where Spark ends a worker after each task (`spark.python.worker.reuse=false`), n
 are held back would be twice as many. Anything that fails here is left to the attempt, which then opens a
 producer itself.
 
-Source: docs/adr/0056.
+Source: docs/design/spark-sink.md.
 """
 
 import logging

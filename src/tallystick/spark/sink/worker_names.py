@@ -11,7 +11,7 @@ the next process keeps to the hold rule of `worker_ids` as the former one would 
 A file is believed only where its last write cannot be missing or a copy: on the same host, since the same
 boot. Where there are no such files (no flock, no usable folder), a name lives as long as its process.
 
-Source: docs/adr/0036.
+Source: docs/design/spark-sink.md.
 """
 
 import json

@@ -6,7 +6,7 @@ appends fail when the disk is full; an internal append that meets a full disk re
 and retries. While a piece is missing, data is refused at once, so that the released space goes to internal
 writes [RSV-1]; when deletion has freed space the reserve is refilled, and data is accepted again.
 
-Not Kafka's: a Kafka broker stops at the first failed append. See docs/adr/0010.
+Not Kafka's: a Kafka broker stops at the first failed append. See docs/adr/0006.
 """
 
 import threading

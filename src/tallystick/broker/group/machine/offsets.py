@@ -182,7 +182,7 @@ def decide_delete_offsets(
     """Delete offsets of topics to which no member subscribes.
 
     The offset of an open transaction is part of what its client will commit: it stays, unless the operator
-    has chosen otherwise. Kafka deletes it (ADR 0023).
+    has chosen otherwise. Kafka deletes it (ADR 0022).
 
     Rejects with: GROUP_ID_NOT_FOUND; NON_EMPTY_GROUP for members of a protocol that cannot be read;
         per partition GROUP_SUBSCRIBED_TO_TOPIC, POLICY_VIOLATION.
@@ -231,7 +231,7 @@ def _build_deletion_step(
 def decide_delete_group(
     group: ClassicGroup | None, command: DeleteGroup, env: GroupEnv
 ) -> GroupStep | Reject:
-    """Delete an empty group with its offsets, unless an open transaction has some of them (ADR 0023).
+    """Delete an empty group with its offsets, unless an open transaction has some of them (ADR 0022).
 
     Rejects with: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, POLICY_VIOLATION.
     """

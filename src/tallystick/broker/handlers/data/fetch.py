@@ -61,7 +61,7 @@ from tallystick.storage.disk.fs import CorruptLog, StorageFailure
 TOPIC_ID_SINCE: Final = 13  # KIP-516
 REPLICA_STATE_SINCE: Final = 15  # KIP-903
 NO_DIVERGING_EPOCH: Final = EpochEndOffset()
-# No session holds a partition that does not exist or may not be read (ADR 0073).
+# No session holds a partition that does not exist or may not be read (ADR 0012).
 _ENDS_A_SESSION: Final = (
     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ErrorCode.UNKNOWN_TOPIC_ID,

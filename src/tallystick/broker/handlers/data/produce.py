@@ -188,7 +188,7 @@ def _find_partition(broker: ProducePort, topic: TopicKey, index: int) -> Partiti
             return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {topic}; refresh the metadata")
         name = topic_entry.name
     if name in INTERNAL_TOPICS:
-        # Kafka accepts it from `__admin_client`, even if the coordinator then cannot read it (ADR 0015).
+        # Kafka accepts it from `__admin_client`, even if the coordinator then cannot read it (ADR 0011).
         return Reject(
             ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is internal; only the broker writes to it"
         )

@@ -133,7 +133,7 @@ async def delete(
 ) -> DeleteGroupsResponse:
     """Delete empty groups and their offsets (KIP-229).
 
-    Offsets that are part of an open transaction are pending: their group stays (ADR 0023).
+    Offsets that are part of an open transaction are pending: their group stays (ADR 0022).
     """
     pacer, results = LoopYielder(), list[DeletableGroupResult]()
     for name in deduplicate(request.groups_names):

@@ -1,6 +1,6 @@
 """OffsetDelete: deletes offsets of partitions that the group is not subscribed to (KIP-496).
 
-Pending offsets of open transactions are refused (ADR 0023).
+Pending offsets of open transactions are refused (ADR 0022).
 """
 
 from tallystick.broker.authorizer.authorizer import Operation
