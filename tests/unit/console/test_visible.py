@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from tests.support.hostile_console import HOSTILE
 
-from tallystick.console import visible
-from tallystick.console.commands import describe_command, doctor_command
-from tallystick.console.visible import (
+from tallystick.console.model import visible
+from tallystick.console.model.commands import describe_command, doctor_command
+from tallystick.console.model.visible import (
     TEXT_MAX,
     Visible,
     pad,

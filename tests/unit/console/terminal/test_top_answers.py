@@ -18,8 +18,8 @@ from textual.events import Key
 from tallystick.admin.txn.hanging import HangingFinding
 from tallystick.console.lookup.record_page import RecordVerdict
 from tallystick.console.lookup.record_query import RecordQuery
-from tallystick.console.snapshot import PartitionOffsets, PartStatus, Snapshot, TopicFacts
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.model.snapshot import PartitionOffsets, PartStatus, Snapshot, TopicFacts
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.terminal.app import TopServices
 from tallystick.console.terminal.places import Place, Section
 from tallystick.kernel.value import replace
