@@ -68,7 +68,7 @@ def test_a_scan_finds_whole_batches_behind_damage_at_any_byte() -> None:
 
 
 def test_a_hole_of_zeros_is_crossed_however_long() -> None:
-    data = batch(0) + bytes(3_000_000) + batch(5)
+    data = batch(0) + bytes(3 * SCAN_BYTES) + batch(5)
     found = scan(data)
     assert found.fault is not None
     assert found.fault.valid_after == len(data) - len(batch(5))
