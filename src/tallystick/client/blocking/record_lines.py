@@ -92,8 +92,8 @@ class JsonLines:
             raise BadLine("not a JSON object", line)
         stray = message.keys() - _LOG_FIELDS - _RECORD_FIELDS
         if stray:
-            known = ", ".join(sorted(_LOG_FIELDS | _RECORD_FIELDS))
-            raise BadLine(f"unknown fields {', '.join(sorted(stray))}; a record has {known}", line)
+            names = ", ".join(sorted(_LOG_FIELDS | _RECORD_FIELDS))
+            raise BadLine(f"unknown fields {', '.join(sorted(stray))}; a record has {names}", line)
         if not message.keys() & {"key", "value"}:
             raise BadLine("neither key nor value", line)
         try:
