@@ -17,7 +17,8 @@ FUNCTION_LINES_MAX = 60
 MODULE_LINES_MAX = 700
 NESTING_MAX = 4
 PARAMETERS_MAX = 5
-METHODS_MAX = 25
+PUBLIC_METHODS_MAX = 12
+COLLABORATORS_MAX = 7
 MODULES_IN_A_FOLDER_MAX = 20
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -26,11 +27,48 @@ BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast
 # A ratchet: what is listed may only shrink. New code must fit.
 LONG_FUNCTIONS: dict[str, int] = {}
 LONG_MODULES: dict[str, int] = {}
+# What a user calls, and an interface of the system underneath, have the methods of what they stand for.
+FACADES = {
+    "harness/memory_fs.py:MemoryFileSystem",
+    "harness/sim/loop.py:VirtualLoop",
+    "src/tallystick/admin/aio.py:Admin",
+    "src/tallystick/admin/client.py:Admin",
+    "src/tallystick/client/aio/consumer.py:Consumer",
+    "src/tallystick/client/aio/producer.py:Producer",
+    "src/tallystick/client/blocking/consumer.py:Consumer",
+    "src/tallystick/client/blocking/producer.py:Producer",
+    "src/tallystick/dualwrite/stores/django.py:DjangoStore",
+    "src/tallystick/dualwrite/stores/lake/store.py:LakeStore",
+    "src/tallystick/dualwrite/stores/sql.py:SqlStore",
+    "src/tallystick/dualwrite/stores/sql_async.py:AsyncSqlStore",
+    "src/tallystick/storage/disk/fs.py:FileSystem",
+    "src/tallystick/storage/disk/fs.py:RealFileSystem",
+    "src/tallystick/testing/store_suite.py:StoreSuite",
+}
 MANY_METHODS = {
-    "src/tallystick/admin/aio.py:Admin": 37,
-    "src/tallystick/admin/client.py:Admin": 37,
-    "src/tallystick/client/aio/consumer.py:Consumer": 33,
-    "src/tallystick/client/blocking/consumer.py:Consumer": 36,
+    "src/tallystick/broker/coordinator/runtime.py:CoordinatorRuntime": 18,
+    "src/tallystick/broker/group/coordinator.py:GroupCoordinator": 15,
+    "src/tallystick/broker/group/logic.py:GroupLogic": 14,
+    "src/tallystick/broker/metadata/store.py:MetadataStore": 18,
+    "src/tallystick/broker/partitions/data_directory.py:DataDirectory": 16,
+    "src/tallystick/broker/partitions/partition.py:Partition": 15,
+    "src/tallystick/broker/server/server.py:Server": 14,
+    "src/tallystick/broker/txn/coordinator.py:TransactionCoordinator": 14,
+    "src/tallystick/broker/txn/logic.py:TransactionLogic": 14,
+    "src/tallystick/client/consumer/engine.py:ConsumerEngine": 13,
+    "src/tallystick/client/consumer/fetch_state.py:SubscriptionState": 20,
+    "src/tallystick/client/net/cluster.py:Cluster": 21,
+    "src/tallystick/client/producer/accumulator.py:RecordAccumulator": 13,
+    "src/tallystick/client/producer/in_flight.py:PartitionInFlight": 13,
+    "src/tallystick/console/terminal/app.py:TopApp": 17,
+    "src/tallystick/storage/log_dir.py:LogDir": 15,
+    "src/tallystick/storage/segments/log_segment.py:SegmentReader": 13,
+    "src/tallystick/storage/state/producer_state.py:ProducerStateManager": 14,
+}
+MANY_COLLABORATORS = {
+    "src/tallystick/broker/partitions/housekeeping.py:Housekeeping",
+    "src/tallystick/dualwrite/aio/leases.py:AsyncLeaseKeeper",
+    "src/tallystick/dualwrite/blocking/leases.py:LeaseKeeper",
 }
 # Twins of the synchronous and the asyncio API, and names that users import from two places.
 SHARED_CLASS_NAMES = {
@@ -65,7 +103,8 @@ class Module:
 
     docstring: str | None
     functions: tuple[Function, ...]
-    classes: dict[str, int]  # and how many methods each has
+    classes: dict[str, int]  # and how many public methods each has
+    collaborators: dict[str, int]  # how many parameters the constructor of each has
 
 
 @cache
@@ -73,11 +112,30 @@ def read(path: Path) -> Module:
     tree = ast.parse(path.read_text())
     functions = (n for n in ast.walk(tree) if isinstance(n, FUNCTIONS))
     classes = {
-        f"{path.relative_to(ROOT)}:{node.name}": sum(isinstance(n, FUNCTIONS) for n in node.body)
+        f"{path.relative_to(ROOT)}:{node.name}": node
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     }
-    return Module(ast.get_docstring(tree), tuple(measured(path, node) for node in functions), classes)
+    public = {name: sum(map(is_public_method, node.body)) for name, node in classes.items()}
+    collaborators = {name: count_collaborators(node) for name, node in classes.items()}
+    return Module(
+        ast.get_docstring(tree), tuple(measured(path, node) for node in functions), public, collaborators
+    )
+
+
+def is_public_method(node: ast.stmt) -> bool:
+    """Return whether it is one that others call; properties are values."""
+    if not isinstance(node, FUNCTIONS) or node.name.startswith("_"):
+        return False
+    words = {word.id for each in node.decorator_list for word in ast.walk(each) if isinstance(word, ast.Name)}
+    setter = any(isinstance(each, ast.Attribute) and each.attr == "setter" for each in node.decorator_list)
+    return not setter and not words & {"property", "cached_property", "overload"}
+
+
+def count_collaborators(node: ast.ClassDef) -> int:
+    constructors = [each for each in node.body if isinstance(each, FUNCTIONS) and each.name == "__init__"]
+    arguments = [made.args for made in constructors]
+    return max((len(a.posonlyargs + a.args + a.kwonlyargs) - 1 for a in arguments), default=0)
 
 
 def measured(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
@@ -114,13 +172,19 @@ def test_functions_take_few_parameters() -> None:
     assert {function.name for function in made if function.parameters > PARAMETERS_MAX} == MANY_PARAMETERS
 
 
-def test_classes_have_few_methods() -> None:
+def test_classes_have_few_public_methods() -> None:
     """A class of many methods is several classes: state, decisions, input and output."""
-    count = {name: methods for path in SOURCES for name, methods in read(path).classes.items()}
-    grown = {name: n for name, n in count.items() if n > MANY_METHODS.get(name, METHODS_MAX)}
+    count = {name: n for path in SOURCES for name, n in read(path).classes.items() if name not in FACADES}
+    grown = {name: n for name, n in count.items() if n > MANY_METHODS.get(name, PUBLIC_METHODS_MAX)}
     assert not grown
-    settled = {name for name in MANY_METHODS if count.get(name, 0) <= METHODS_MAX}
-    assert not settled, "these fit now: take them off the list"
+    settled = {name for name in MANY_METHODS if count.get(name, 0) < MANY_METHODS[name]}
+    assert not settled, "these have fewer now: correct the list"
+
+
+def test_classes_have_few_collaborators() -> None:
+    """A constructor of many parameters hides a value, or a class that does two things."""
+    count = {name: n for path in SOURCES for name, n in read(path).collaborators.items()}
+    assert {name for name, n in count.items() if n > COLLABORATORS_MAX} == MANY_COLLABORATORS
 
 
 def test_no_two_classes_have_one_name() -> None:
