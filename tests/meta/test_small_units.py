@@ -42,6 +42,7 @@ SHORT = (
     "tests/spec/test_kip_98_read_committed.py",
     "tests/integration/test_client_consumer.py",
     "tests/integration/test_admin_transactions.py",
+    "tests/integration/test_console_lookups.py",
 )
 MORE = (
     *(

@@ -13,7 +13,13 @@ from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.console.collect.failures import describe_failure
 from tallystick.console.lookup.recent import RecentAnswers, TooManyQuestions
-from tallystick.console.lookup.record_page import BrowsedRecord, RecordPage, read_stable, read_unstable
+from tallystick.console.lookup.record_page import (
+    BrowsedRecord,
+    RecordPage,
+    cut_to_batches,
+    read_stable,
+    read_unstable,
+)
 from tallystick.console.lookup.record_query import RECORDS_MAX, RecordQuery
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import TopicPartition
@@ -121,11 +127,10 @@ class RecordBrowser:
             position = next_position
         if bytes_left > 0 and len(records) < RECORDS_MAX and position < (page.end or 0):
             position = max(position, last_stable)  # compaction may have left nothing before it
-            data = await self._fetch(at, position, READ_UNCOMMITTED, min(FETCH_BYTES, bytes_left))
-            bytes_left -= len(data.records or b"")
+            data_behind = await self._fetch_unstable(at, position, bytes_left)
             # Asked for after the records: what is not open then has ended, and its marker is behind them.
             open_starts = await self._find_open(at)
-            position = _take(read_unstable(data.records or b"", position, open_starts), records, position)
+            position = _take(read_unstable(data_behind, position, open_starts), records, position)
         return replace(
             page,
             records=tuple(records[:RECORDS_MAX]),
@@ -133,6 +138,20 @@ class RecordBrowser:
             last_stable=last_stable,
             is_cut=len(records) < RECORDS_MAX and position < (page.end or 0),
         )
+
+    async def _fetch_unstable(self, at: TopicPartition, position: int, size: int) -> bytes:
+        """Fetch whole batches from an offset to the end, or the first `size` bytes of them.
+
+        A record's outcome is in the marker behind it, which may be far away.
+        """
+        data = b""
+        while len(data) < size:
+            fetched = await self._fetch(at, position, READ_UNCOMMITTED, min(FETCH_BYTES, size - len(data)))
+            batches = cut_to_batches(bytes(fetched.records or b""))
+            if not batches.data or batches.next_offset <= position:
+                break
+            data, position = data + batches.data, batches.next_offset
+        return data
 
     async def _find_open(self, at: TopicPartition) -> dict[int, int]:
         """Return the first offset of each open transaction of a partition, by producer id."""

@@ -154,6 +154,21 @@ def read_unstable(
             yield batch.header.next_offset, _build_records(data, batch, position, verdict, is_held_back=True)
 
 
+class WholeBatches(NamedTuple):
+    """The complete batches of an answer, and the offset after them; 0 if there are none."""
+
+    data: bytes
+    next_offset: int
+
+
+def cut_to_batches(data: bytes) -> WholeBatches:
+    """Return an answer's data without a last batch that is cut off. Raises: RecordsError."""
+    end, next_offset = 0, 0
+    for at, header in _iter_batches(data):
+        end, next_offset = at + header.size_bytes, header.next_offset
+    return WholeBatches(data[:end], next_offset)
+
+
 class _Batch(NamedTuple):
     at: int
     header: BatchHeader
