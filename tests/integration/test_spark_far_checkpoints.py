@@ -94,7 +94,8 @@ def test_a_new_query_is_refused_before_it_fences_the_owner_of_the_prefix(place: 
     place.checkpoint = place.far / "new"  # type: ignore[assignment]
     with pytest.raises(StreamingQueryException, match=r"nothing of it is written\. UnknownCheckpoint"):
         place.run()
-    assert place.ids() == before
+    # A worker of the first run may have opened its next producer since.
+    assert place.ids().items() >= before.items()
 
 
 def test_a_batch_whose_decision_is_elsewhere_is_not_written_again(place: FarPlace) -> None:
