@@ -17,6 +17,7 @@ from tools.servers.maven import Unavailable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+import tests.support.small_units  # noqa: F401  # before what it changes
 from tests.support import servers
 from tests.support.broker_forks import BrokerForks
 from tests.support.jvm_options import list_jvm_options

@@ -9,7 +9,7 @@ from tests.support.console_facts import describe, make_snapshot, pair
 from tests.support.console_site import Site, serve
 from tests.support.console_worlds import make_crowd, make_shop
 
-from tallystick.console.snapshot import Snapshot
+from tallystick.console.model.snapshot import Snapshot
 from tallystick.kernel.value import replace
 
 if TYPE_CHECKING:

@@ -455,7 +455,7 @@ def test_a_state_that_moves_meanwhile_ends_the_action(scene: Scene) -> None:
         form = read_form((await operator.get(f"/actions/complete/{scene.name}?state=")).text)
         other = read_form((await operator.get(f"/actions/complete/{scene.name}?state={state}")).text)
         expect_done(await operator.send(other, scene.name))
-        late = await operator.send(form, scene.name)
+        late = await operator.send(form, scene.name, reason="nothing was stored")
         assert late.status_code == 409
         text = read_form(late.text).text
         assert "Kafka, before: Ongoing" in text

@@ -23,8 +23,8 @@ from tallystick.admin.txn.hanging import Verdict
 from tallystick.aio import Producer
 from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.listen import ListenOptions, format_address, open_listener
-from tallystick.console.snapshot import NEVER_MS, PrefixFacts, Snapshot
+from tallystick.console.model.snapshot import NEVER_MS, PrefixFacts, Snapshot
+from tallystick.console.web.listen import ListenOptions, format_address, open_listener
 from tallystick.dualwrite import DualWriter, SqlStore
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.acls import AclOperation, AclResource

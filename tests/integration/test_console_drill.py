@@ -20,7 +20,7 @@ from tallystick import TopicPartition as PublicTopicPartition
 from tallystick.admin.client import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.health import Limits
+from tallystick.console.model.health import Limits
 from tallystick.dualwrite import DualWriter
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker

@@ -11,7 +11,7 @@ from tests.support.raw_producer import make_topic
 from tallystick import Admin, Consumer, Producer
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.snapshot import GroupOffset, Snapshot
+from tallystick.console.model.snapshot import GroupOffset, Snapshot
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.testing import EmbeddedBroker, eventually

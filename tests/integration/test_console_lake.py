@@ -9,7 +9,7 @@ import pytest
 
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.collect.store_reader import NotRead, StoreAddress, StoreReader
-from tallystick.console.snapshot import StoreFacts, StoreKind
+from tallystick.console.model.snapshot import StoreFacts, StoreKind
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.settings import BadConfig

@@ -19,7 +19,7 @@ from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.console.collect.rocksdb_rows import find_lock_holder
 from tallystick.console.collect.sql_rows import open_sql_rows
 from tallystick.console.collect.store_reader import NotRead, StoreAddress, StoreReader
-from tallystick.console.snapshot import StoreFacts
+from tallystick.console.model.snapshot import StoreFacts
 from tallystick.dualwrite import RocksStore, SqlStore
 from tallystick.dualwrite.rules.leases import LeaseRow, LeaseTaking
 from tallystick.kernel.clock import SystemClock

@@ -19,7 +19,7 @@ from tests.support.top_cluster import SECONDS_MAX, InTerminal, die_after, see, u
 
 from tallystick import Producer
 from tallystick.cli.main import main
-from tallystick.console.health import Limits
+from tallystick.console.model.health import Limits
 from tallystick.dualwrite import SqlStore
 from tallystick.testing import EmbeddedBroker
 

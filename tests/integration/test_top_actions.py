@@ -14,7 +14,7 @@ from sqlalchemy import create_engine
 from tests.support.terminal import Screen
 from tests.support.top_cluster import SECONDS_MAX, InTerminal, die_after, see, use_cluster
 
-from tallystick.console.health import Limits
+from tallystick.console.model.health import Limits
 from tallystick.dualwrite import SqlStore
 from tallystick.testing import EmbeddedBroker, eventually
 

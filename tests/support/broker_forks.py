@@ -21,6 +21,8 @@ import threading
 from pathlib import Path
 from typing import cast
 
+import tests.support.small_units  # noqa: F401  # before what it changes
+
 from tallystick.broker import __main__ as broker_main
 
 ROOT = Path(__file__).parents[2]

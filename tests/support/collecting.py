@@ -7,7 +7,7 @@ from contextlib import suppress
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig, Paces
 from tallystick.console.collect.pacing import Pace
-from tallystick.console.snapshot import Snapshot
+from tallystick.console.model.snapshot import Snapshot
 
 # A loaded machine makes readings slow: 20 times as long a rest after each would be most of a test.
 QUICK = Pace(interval_ms=50, limit_ms=3_000, rest_factor=2)

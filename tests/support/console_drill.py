@@ -12,9 +12,9 @@ from tests.support.console_operator import PACES, SECONDS_MAX
 from tallystick.cli.main import main
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.feed import StateFeed
-from tallystick.console.health import Limits
-from tallystick.console.state import ConsoleState
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.health import Limits
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.web.app import create_app
 
 Json = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Final
 from tallystick.admin.model import OpenTransaction, TransactionDescription
 from tallystick.admin.txn.hanging import VERDICT_BY_FINDING, HangingCase, HangingFinding, Verdict
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.console.snapshot import (
+from tallystick.console.model.snapshot import (
     ClusterFacts,
     PartitionOffsets,
     PartStatus,

@@ -10,8 +10,8 @@ import uvicorn
 from tests.support.console_facts import NOW_MS, read_again
 
 from tallystick.console.actions.desk import ActionDesk
-from tallystick.console.feed import StateFeed
-from tallystick.console.snapshot import Snapshot
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.snapshot import Snapshot
 from tallystick.console.views.page_request import Lookups
 from tallystick.console.web.app import REQUEST_BYTES_MAX, create_app
 from tallystick.console.web.serve import ConsoleServer

@@ -19,7 +19,7 @@ from tallystick.admin.model import GroupDescription, MemberDescription, Transact
 from tallystick.admin.txn.hanging import HangingCase, HangingFinding, Verdict
 from tallystick.client.config import Address
 from tallystick.client.net.metadata import Node
-from tallystick.console.snapshot import (
+from tallystick.console.model.snapshot import (
     ClusterFacts,
     GroupFacts,
     GroupOffset,

@@ -28,7 +28,7 @@ from tallystick.console.actions.results import report_unknown
 from tallystick.console.lookup.history import HistorySource, IdHistory
 from tallystick.console.lookup.record_page import BrowsedRecord, RecordPage, RecordVerdict, clip
 from tallystick.console.lookup.record_query import RecordQuery
-from tallystick.console.snapshot import (
+from tallystick.console.model.snapshot import (
     ClusterFacts,
     GroupFacts,
     GroupOffset,
@@ -40,7 +40,7 @@ from tallystick.console.snapshot import (
     StoreFacts,
     TopicFacts,
 )
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.dualwrite.rules.leases import LeaseRow
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace

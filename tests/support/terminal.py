@@ -13,9 +13,9 @@ from textual.events import Key
 from textual.keys import _character_to_key
 from textual.pilot import Pilot
 
-from tallystick.console.feed import StateFeed
-from tallystick.console.snapshot import Snapshot
-from tallystick.console.state import ConsoleState
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.snapshot import Snapshot
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.app import TopApp, TopServices
 from tallystick.testing import FakeClock
 

@@ -14,7 +14,7 @@ from tallystick.console.actions.plan import ActionPlan
 from tallystick.console.actions.readings import CannotRead, Reading
 from tallystick.console.actions.request import ActionRequest
 from tallystick.console.actions.results import ActionResult, report_done
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.app import TopServices
 from tallystick.console.views.page_request import Lookups
 from tallystick.testing import FakeClock

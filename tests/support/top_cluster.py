@@ -21,10 +21,10 @@ from tallystick.console.actions.config import ActionConfig
 from tallystick.console.actions.desk import ActionDesk
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.feed import StateFeed
-from tallystick.console.health import Limits
+from tallystick.console.collect.feed import StateFeed
 from tallystick.console.lookup.lookups import ClusterLookups
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.health import Limits
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.app import TopApp, TopServices
 from tallystick.dualwrite import DualWriter, SqlStore
 from tallystick.testing import EmbeddedBroker, FakeClock

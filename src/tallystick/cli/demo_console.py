@@ -7,7 +7,7 @@ from tallystick import console as consoles
 from tallystick._lazy import MissingLibrary
 from tallystick.console.collect.config import CollectorConfig, Paces
 from tallystick.console.collect.pacing import Pace
-from tallystick.console.health import Limits
+from tallystick.console.model.health import Limits
 from tallystick.pipeline import demo as flights_demo
 
 PACES = Paces(transactions=Pace(interval_ms=1_000), cluster=Pace(interval_ms=5_000))

@@ -11,10 +11,11 @@ from typing import Final
 
 from tallystick.kernel.settings import list_settings, parse_values
 from tallystick.kernel.value import Value
+from tallystick.security.protocol import SecurityProtocol
 from tallystick.security.sasl.settings import SaslSettings
 from tallystick.security.tls.settings import TlsSettings
 
-SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+SECURITY_PROTOCOLS: Final = tuple(SecurityProtocol.__members__)
 TLS_SETTINGS: Final = {
     name: setting for name, setting in list_settings(TlsSettings).items() if name != "ssl.client.auth"
 }
@@ -49,12 +50,12 @@ class SecurityConfig(Value, kw_only=True):
     @property
     def has_tls(self) -> bool:
         """Whether connections are encrypted."""
-        return self.protocol.endswith("SSL")
+        return SecurityProtocol(self.protocol).uses_tls
 
     @property
     def has_sasl(self) -> bool:
         """Whether the client logs in."""
-        return self.protocol.startswith("SASL_")
+        return SecurityProtocol(self.protocol).uses_sasl
 
 
 def translate_security_texts(texts: dict[str, str]) -> dict[str, str]:

@@ -1,13 +1,10 @@
 """The operators' console: one picture of transactions in Kafka, the databases that decide them, and Spark.
 
-    snapshot        values: what was seen of cluster, stores and decision logs at one time
-    collect/        reads them: one collector for all pages, with a limit to what it costs the cluster
-    joint, judge    pure: both halves of each transaction side by side, with the verdict and the command
+    model/          pure: a snapshot of cluster, stores and decision logs, and each transaction assessed
+    collect/        reads snapshots: one collector for all pages, with a limit to what it costs the cluster
     lookup/         reads what one page asks for: a history, the records of a partition
-    state, feed     the newest snapshot, joined, and those who follow it
     actions/        what may be done from a page: dry runs (pure), one attempt, the audit log
     views/          pure: a view model for each page, which the page, its JSON form and the terminal share
-    visible         pure: text of others as a screen may show it
     web/            Starlette application, templates and vendored scripts
     terminal/       the same view models in a terminal: `tallystick top`
 

@@ -170,6 +170,12 @@ def setting(default: T, doc: str, **more: object) -> T:
     return field_
 
 
+def secret_setting(doc: str) -> Secret | None:
+    """Declare a field whose value is never shown; empty or None for none."""
+    secret: Secret | None = setting(None, doc, kind=SettingType.PASSWORD, none="")
+    return secret
+
+
 def list_settings(cls: type) -> dict[str, Setting]:
     """Return the settings of a configuration class by dotted name, in order of declaration."""
     return {spec.name: spec for _, spec in _collect_settings(cls)}

@@ -21,8 +21,8 @@ from tallystick.admin import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.feed import StateFeed
-from tallystick.console.state import ConsoleState
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.web.app import create_app
 from tallystick.kernel.ids import TopicPartition
 

@@ -26,6 +26,8 @@ from tests.unit.broker.test_damaged_coordinators import fetch_offset, keep
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import TallystickError
 
+pytestmark = pytest.mark.slow
+
 PAGE: Final = Path(__file__).parents[3] / "docs" / "operate" / "start-report.md"
 HEADING: Final = "| file | cut | emptied | one bit flipped | another file's bytes | missing |"
 DAMAGES: Final[tuple[Damage, ...]] = (cut, empty, flip, foreign, remove)

@@ -4,12 +4,13 @@ import pytest
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
-from tallystick.broker.config.listeners import Listener, SecurityProtocol
+from tallystick.broker.config.listeners import Listener
 from tallystick.broker.serve import list_exposures
 from tallystick.broker.server.handshakes import HandshakeTable
 from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
+from tallystick.security.protocol import SecurityProtocol
 
 NAMED = {
     "listeners": "INSIDE://127.0.0.1:9092,outside://127.0.0.1:9093",

@@ -30,7 +30,7 @@ from tallystick.console.actions.readings import CannotRead, Reading, Transaction
 from tallystick.console.actions.request import ActionRequest
 from tallystick.console.actions.results import ActionResult, report_done, report_unknown
 from tallystick.console.actions.tickets import TICKET_AGE_MS_MAX, TICKETS_MAX
-from tallystick.console.feed import StateFeed
+from tallystick.console.collect.feed import StateFeed
 from tallystick.console.web.app import WebOptions, create_app
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.value import replace

@@ -47,8 +47,8 @@ from tallystick.console.actions.request import (
     ResolvePrefix,
     ResolveRow,
 )
-from tallystick.console.joint import find_views
-from tallystick.console.snapshot import PartStatus, PipelineFacts, StoreFacts
+from tallystick.console.model.joint import find_views
+from tallystick.console.model.snapshot import PartStatus, PipelineFacts, StoreFacts
 from tallystick.dualwrite.rules import recovery
 from tallystick.dualwrite.rules.leases import LeaseRow
 from tallystick.dualwrite.rules.model import StoredState

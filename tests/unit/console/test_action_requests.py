@@ -19,7 +19,6 @@ from tests.support.console_facts import (
 )
 
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
-from tallystick.console import commands
 from tallystick.console.actions.request import (
     AbortPartition,
     ActionKind,
@@ -40,9 +39,10 @@ from tallystick.console.actions.request import (
     get_kind,
     get_subject,
 )
-from tallystick.console.health import Limits
-from tallystick.console.joint import join_views
-from tallystick.console.visible import show
+from tallystick.console.model import commands
+from tallystick.console.model.health import Limits
+from tallystick.console.model.joint import join_views
+from tallystick.console.model.visible import show
 from tallystick.kernel.ids import TopicPartition
 
 IDS = st.text(min_size=1, max_size=40).filter(lambda text: not text.startswith("-"))

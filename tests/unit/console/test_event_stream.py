@@ -21,10 +21,11 @@ from tests.unit.console.test_web import HOSTILE, Page, make_client
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.admin.txn.hanging import HangingFinding
-from tallystick.console.events import USUAL_KIND_MAX, EventKind, EventLog
-from tallystick.console.feed import StateFeed
-from tallystick.console.snapshot import Snapshot
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.events import USUAL_KIND_MAX, EventKind, EventLog
+from tallystick.console.model.snapshot import Snapshot
+from tallystick.console.model.state import ConsoleState, advance
+from tallystick.console.model.visible import show_on_page
 from tallystick.console.views.events import (
     OVERVIEW_EVENTS,
     STREAM_EVENTS_MAX,
@@ -33,7 +34,6 @@ from tallystick.console.views.events import (
     stream_events,
 )
 from tallystick.console.views.transaction import build_transaction
-from tallystick.console.visible import show_on_page
 from tallystick.kernel.value import replace
 
 

@@ -12,8 +12,8 @@ from tallystick.admin.txn.hanging import HangingCase, HangingFinding, Verdict
 from tallystick.client.config import Address
 from tallystick.client.net.metadata import Node
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.console.events import SAME_KIND_MAX, EventKind, EventLog
-from tallystick.console.snapshot import (
+from tallystick.console.model.events import SAME_KIND_MAX, EventKind, EventLog
+from tallystick.console.model.snapshot import (
     ClusterFacts,
     GroupFacts,
     PartStatus,

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tests.support.console_facts import NOW_MS, describe, make_snapshot, pair
 from tests.unit.console.test_web import HOSTILE, Client, Page
 
-from tallystick.console.feed import StateFeed
+from tallystick.console.collect.feed import StateFeed
 from tallystick.console.lookup.history import HistorySource, IdHistory, KeptHistories
 from tallystick.console.lookup.recent import WAITING_MAX, RecentAnswers, TooManyQuestions
-from tallystick.console.snapshot import PartStatus
+from tallystick.console.model.snapshot import PartStatus
+from tallystick.console.model.visible import show_on_page
 from tallystick.console.views.history import view_history
-from tallystick.console.visible import show_on_page
 from tallystick.console.web.app import create_app
 from tallystick.kernel.value import replace
 from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind

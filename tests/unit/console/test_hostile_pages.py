@@ -16,13 +16,15 @@ from tests.support.console_facts import NOW_MS, ORDERS, describe, make_case, mak
 from tests.support.hostile_console import HARMLESS, HOSTILE, make_hostile_state
 
 from tallystick.admin.txn.hanging import HangingFinding
-from tallystick.console.feed import StateFeed
-from tallystick.console.state import ConsoleState
-from tallystick.console.visible import show_on_page
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.visible import show_on_page
 from tallystick.console.web.app import create_app
 from tallystick.console.web.pages import PAGES
 from tallystick.kernel.value import replace
 from tallystick.testing import FakeClock
+
+pytestmark = pytest.mark.slow
 
 LISTS = [page.path for page in PAGES if "{" not in page.path]
 OF_ONE = [page.path for page in PAGES if "{" in page.path]

@@ -16,10 +16,10 @@ from tests.support.console_facts import (
 )
 
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
-from tallystick.console.health import Health, Limits
-from tallystick.console.joint import JointTransaction, join_views
-from tallystick.console.judge import SparkRole, Stage
-from tallystick.console.snapshot import NEVER_MS, PartitionOffsets, Snapshot
+from tallystick.console.model.health import Health, Limits
+from tallystick.console.model.joint import JointTransaction, join_views
+from tallystick.console.model.judge import SparkRole, Stage
+from tallystick.console.model.snapshot import NEVER_MS, PartitionOffsets, Snapshot
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import Participant

@@ -19,8 +19,8 @@ from tests.support.console_facts import (
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.client.transactions.modes import TxnDescription
 from tallystick.console.actions.request import find_action_url
-from tallystick.console.health import Health, Limits
-from tallystick.console.judge import (
+from tallystick.console.model.health import Health, Limits
+from tallystick.console.model.judge import (
     SparkHalf,
     SparkRole,
     StoreHalf,

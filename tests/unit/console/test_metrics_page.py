@@ -24,7 +24,7 @@ from tests.unit.console.test_web import HOSTILE, make_client, make_feed, make_fu
 
 from tallystick.admin.model import GroupDescription
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
-from tallystick.console.snapshot import (
+from tallystick.console.model.snapshot import (
     GroupFacts,
     GroupOffset,
     PartitionOffsets,
@@ -32,7 +32,7 @@ from tallystick.console.snapshot import (
     Snapshot,
     TopicFacts,
 )
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.views import metric_families, metrics
 from tallystick.console.views.metrics import (
     GROUP_PARTITIONS_MAX,

@@ -1,7 +1,7 @@
 """Decisions of topics and databases on one list."""
 
 from tallystick.console.collect.prefixes import join_prefixes
-from tallystick.console.snapshot import PrefixFacts, StoreFacts, StoreKind
+from tallystick.console.model.snapshot import PrefixFacts, StoreFacts, StoreKind
 from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import Decision, DecisionNote
 

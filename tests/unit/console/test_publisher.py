@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from tallystick.console.collect.publisher import Publisher
-from tallystick.console.snapshot import Snapshot
+from tallystick.console.model.snapshot import Snapshot
 
 
 def numbered(number: int) -> Snapshot:

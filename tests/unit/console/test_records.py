@@ -12,7 +12,7 @@ from tests.unit.console.test_history import Answers
 from tests.unit.console.test_web import HOSTILE, Client, Page
 
 from tallystick.client.errors import Unreachable
-from tallystick.console.feed import StateFeed
+from tallystick.console.collect.feed import StateFeed
 from tallystick.console.lookup.history import IdHistory
 from tallystick.console.lookup.record_page import (
     CLIP_BYTES,
@@ -32,7 +32,7 @@ from tallystick.console.lookup.record_query import (
     parse_format,
     parse_query,
 )
-from tallystick.console.snapshot import PartStatus, TopicFacts
+from tallystick.console.model.snapshot import PartStatus, TopicFacts
 from tallystick.console.views.records import CHARACTERS_MAX, escape_text, show_content
 from tallystick.console.web.app import create_app
 from tallystick.kernel.ids import TopicPartition

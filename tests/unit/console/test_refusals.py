@@ -3,9 +3,9 @@
 import pytest
 from tests.support.console_facts import NOW_MS, describe, make_snapshot, make_store
 
-from tallystick.console.health import Limits
-from tallystick.console.snapshot import Snapshot, Volume
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.model.health import Limits
+from tallystick.console.model.snapshot import Snapshot, Volume
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary
 from tallystick.console.views.overview import build_overview
 from tallystick.console.views.refusals import list_refusals

@@ -7,7 +7,7 @@ from tallystick.admin.admin_call import Answers
 from tallystick.admin.log_dirs import BrokerDirectory
 from tallystick.client.errors import ClientError, Unreachable, build_broker_error
 from tallystick.console.collect.cluster_reader import RoomReader
-from tallystick.console.snapshot import Volume
+from tallystick.console.model.snapshot import Volume
 from tallystick.kernel.codes import ErrorCode
 
 SIZES = {"orders": 5, "__consumer_offsets": 9}

@@ -9,7 +9,7 @@ import pytest
 
 from tallystick.console.collect.store_reader import NotRead, StoreAddress, StoreReader, is_read_only
 from tallystick.console.collect.store_thread import StillBusy, StoreThread
-from tallystick.console.snapshot import StoreFacts, StoreKind
+from tallystick.console.model.snapshot import StoreFacts, StoreKind
 from tallystick.testing import FakeClock
 
 URL = "postgresql://me:hush@host/shop"

@@ -4,8 +4,8 @@ import pytest
 from tests.support.console_facts import STORE, WRITER, describe, make_row, make_snapshot, make_store
 
 from tallystick.client.transactions.modes import Mode
-from tallystick.console.judge import StoreHalf
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.model.judge import StoreHalf
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.views.timeline import TimelineEvent, list_events
 from tallystick.dualwrite.rules.recovery import VERDICTS, Finding
 from tallystick.kernel.value import replace

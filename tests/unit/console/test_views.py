@@ -23,9 +23,9 @@ from tests.support.console_facts import (
 )
 
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
-from tallystick.console.commands import describe_command
-from tallystick.console.snapshot import PartitionOffsets, Snapshot
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.model.commands import describe_command
+from tallystick.console.model.snapshot import PartitionOffsets, Snapshot
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.views.lists import PAGE_ROWS, ListQuery, select_rows
 from tallystick.console.views.overview import build_overview
 from tallystick.console.views.texts import format_duration, format_time

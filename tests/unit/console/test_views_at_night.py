@@ -11,10 +11,10 @@ from tests.support.console_facts import (
 )
 from tests.unit.console.test_web import make_client, make_feed
 
-from tallystick.console.feed import StateFeed
-from tallystick.console.health import Limits
-from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot, StoreFacts, StoreKind
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.health import Limits
+from tallystick.console.model.snapshot import NEVER_MS, PartStatus, Snapshot, StoreFacts, StoreKind
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.views.overview import build_overview
 from tallystick.console.views.pipelines import build_pipelines
 from tallystick.console.views.stores import build_stores

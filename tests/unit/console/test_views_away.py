@@ -13,10 +13,10 @@ from tests.support.console_facts import (
 )
 from tests.unit.console.test_web import make_client
 
-from tallystick.console.events import EventKind
-from tallystick.console.feed import StateFeed
-from tallystick.console.snapshot import ClusterFacts, PartStatus, Snapshot, StoreFacts, StoreKind
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.events import EventKind
+from tallystick.console.model.snapshot import ClusterFacts, PartStatus, Snapshot, StoreFacts, StoreKind
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.terminal.summary import list_summary
 from tallystick.console.views.overview import OverviewPage, build_overview
 from tallystick.kernel.value import replace

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from tests.support.hostile_console import HOSTILE
 
-from tallystick.console import visible
-from tallystick.console.commands import describe_command, doctor_command
-from tallystick.console.visible import (
+from tallystick.console.model import visible
+from tallystick.console.model.commands import describe_command, doctor_command
+from tallystick.console.model.visible import (
     TEXT_MAX,
     Visible,
     pad,
@@ -40,7 +40,7 @@ def run_words(command: str) -> list[bytes]:
 
 def test_nothing_else_makes_visible_text() -> None:
     """[CON-9] What is written to a terminal has this type, so it has come through here."""
-    package = Path(visible.__file__).parent
+    package = Path(visible.__file__).parents[1]
     makers = {path.name for path in package.rglob("*.py") if "Visible(" in path.read_text()}
     assert makers == {"visible.py"}
     widgets = (package / "terminal/line_view.py").read_text()

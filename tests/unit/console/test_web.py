@@ -27,8 +27,8 @@ from tests.support.console_facts import (
 
 from tallystick.admin.model import GroupDescription, MemberDescription
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
-from tallystick.console.feed import StateFeed
-from tallystick.console.snapshot import (
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.snapshot import (
     GroupFacts,
     GroupOffset,
     PartitionOffsets,
@@ -37,7 +37,7 @@ from tallystick.console.snapshot import (
     TopicFacts,
     Volume,
 )
-from tallystick.console.visible import show_on_page
+from tallystick.console.model.visible import show_on_page
 from tallystick.console.web.app import WebOptions, create_app
 from tallystick.console.web.guard import check_request, parse_host
 from tallystick.console.web.pages import MENU

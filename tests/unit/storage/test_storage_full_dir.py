@@ -81,7 +81,8 @@ def test_a_topic_made_again_has_nothing_clean() -> None:
     directory.get_or_create(TP, CONFIG, ID)
     directory.cleaner_checkpoints[TP] = 7
     directory.checkpoint()
-    directory.delete_topic(TP.topic, ID)
+    directory.close_for_deletion(TP)
+    directory.rename_for_deletion(TP.topic, ID)
     log = directory.get_or_create(TP, CONFIG, UUID(int=6))
     append(log)
     log.sync()

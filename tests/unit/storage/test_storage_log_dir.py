@@ -119,7 +119,9 @@ def test_a_deleted_partition_leaves_nothing_that_condemns_its_successor() -> Non
         append(log)
     log.sync()
     log_dir.checkpoint()
-    log_dir.delete_topic(TP.topic, ID)
+    log_dir.close_for_deletion(TP)
+    log_dir.rename_for_deletion(TP.topic, ID)
+    log_dir.remove_deleted_logs()
     assert not [name for name in fs.files() if "a-b" in name]
     log = log_dir.get_or_create(TP, CONFIG, UUID(int=6))
     append(log)

@@ -68,7 +68,7 @@ def test_a_scan_finds_whole_batches_behind_damage_at_any_byte() -> None:
 
 
 def test_a_hole_of_zeros_is_crossed_however_long() -> None:
-    data = batch(0) + bytes(3_000_000) + batch(5)
+    data = batch(0) + bytes(3 * SCAN_BYTES) + batch(5)
     found = scan(data)
     assert found.fault is not None
     assert found.fault.valid_after == len(data) - len(batch(5))
@@ -121,7 +121,7 @@ def list_sizes_around(scan_bytes: int) -> list[tuple[int, ...]]:
     return list(product((scan_bytes - 1, scan_bytes, scan_bytes + 1, 3 * scan_bytes), repeat=3))
 
 
-@pytest.mark.parametrize("scan_bytes", [97, SCAN_BYTES])
+@pytest.mark.parametrize("scan_bytes", [97, pytest.param(SCAN_BYTES, marks=pytest.mark.slow)])
 def test_batches_about_as_long_as_one_read_are_scanned_in_every_order(
     monkeypatch: pytest.MonkeyPatch, scan_bytes: int
 ) -> None:

@@ -8,7 +8,6 @@ Source: Kafka's SocketServerConfigs, AbstractKafkaConfig; KIP-103, KIP-226.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final, TypeVar
 
 from msgspec import field
@@ -26,17 +25,18 @@ from tallystick.kernel.settings import (
     setting,
 )
 from tallystick.kernel.value import Value
+from tallystick.security.protocol import SecurityProtocol
 from tallystick.security.sasl.jaas import BadJaasConfig, LoginModule, parse_jaas_config
 from tallystick.security.sasl.oauthbearer import OAUTHBEARER
 from tallystick.security.sasl.plain import PLAIN
 from tallystick.security.sasl.scram import SCRAM_MECHANISMS
+from tallystick.security.sasl.settings import MECHANISMS
 from tallystick.security.tls.principal_rules import PrincipalRule, parse_principal_rules
 from tallystick.security.tls.settings import TlsSettings
 
 C = TypeVar("C")
 
 JAAS: Final = "sasl.jaas.config"
-MECHANISMS: Final = (PLAIN, *SCRAM_MECHANISMS, OAUTHBEARER)
 # Mechanisms whose messages hold the secret itself; SCRAM's do not.
 _IN_CLEAR: Final = (PLAIN, OAUTHBEARER)
 _USER: Final = "user_"
@@ -44,23 +44,6 @@ _MAX_REAUTH: Final = "connections.max.reauth.ms"
 _OAUTH_PREFIX: Final = f"{OAUTHBEARER.lower()}."
 LISTENER_PREFIX: Final = "listener.name."
 DEFAULT_LISTENERS: Final = "PLAINTEXT://127.0.0.1:9092"
-
-
-class SecurityProtocol(Enum):
-    """How a listener encrypts and authenticates; the values are Kafka's names."""
-
-    PLAINTEXT = "PLAINTEXT"
-    SSL = "SSL"
-    SASL_PLAINTEXT = "SASL_PLAINTEXT"
-    SASL_SSL = "SASL_SSL"
-
-    @property
-    def uses_tls(self) -> bool:
-        return self in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
-
-    @property
-    def uses_sasl(self) -> bool:
-        return self in (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Final, TypeVar
 
 from tallystick.broker.config.endpoint import Endpoint
-from tallystick.broker.config.listeners import LISTENER_SETTINGS, Listener, ListenerSettings, SecurityProtocol
+from tallystick.broker.config.listeners import LISTENER_SETTINGS, Listener, ListenerSettings
 from tallystick.kernel.settings import BadConfig, Setting, list_settings, parse_values
 from tallystick.kernel.value import Value, replace
 from tallystick.security.http_credentials import CredentialFiles
+from tallystick.security.protocol import SecurityProtocol
 from tallystick.security.tls.settings import TlsSettings
 
 C = TypeVar("C")

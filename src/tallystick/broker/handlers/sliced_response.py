@@ -5,6 +5,9 @@ bytes. So the handler returns a function that builds one entry; each entry is en
 and the dispatcher yields to the event loop in between [SRV-3]. The bytes are the same as if the whole
 response were encoded at once: only the count before the list differs from a response with one entry. A
 topic's long list of partitions is encoded in the same way within its entry.
+
+Encoding the whole response in a thread would be simpler, but it holds the interpreter: with the largest
+requests of `tools.hostile` the p99 of another client was 646 to 1,876 ms, for 44 to 211 ms in slices.
 """
 
 import asyncio

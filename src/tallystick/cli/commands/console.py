@@ -20,8 +20,8 @@ from tallystick.cli.cluster_command import (
 )
 from tallystick.console.actions.config import ActionConfig
 from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.health import Limits
-from tallystick.console.listen import ListenOptions, format_address, open_listener, parse_listen
+from tallystick.console.model.health import Limits
+from tallystick.console.web.listen import ListenOptions, format_address, open_listener, parse_listen
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.security.http_credentials import CredentialFiles
 from tallystick.spark.options.option_table import DECISIONS_TOPIC

@@ -1,9 +1,9 @@
-"""`tallystick consume`: prints the records of topics as lines, like `kafka-console-consumer.sh`."""
+"""`tallystick consume`: prints the records of topics as lines of text or JSON."""
 
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -27,13 +27,11 @@ from tallystick.cli.exits import ExitCode, interruptible, print_error, silence_s
 from tallystick.cli.settings import parse_named_values, parse_time_ms
 from tallystick.client.blocking.consumer import Consumer
 from tallystick.client.blocking.line_io import ReadLimit, WrittenOffsetCommitter, poll_until
-from tallystick.client.blocking.record_lines import JsonLineFormat, LineWriter, MessageFormatter
+from tallystick.client.blocking.record_lines import JsonLines, LineFormat, RecordLines, TextLines
 from tallystick.kernel.ids import INT64_MAX
 from tallystick.kernel.value import Value
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-_PROPERTIES: Final = ", ".join(name.replace("_", ".") for name in LineWriter.__annotations__)
 
 
 class IsolationOption(StrEnum):
@@ -43,22 +41,6 @@ class IsolationOption(StrEnum):
     COMMITTED = "read_committed"
 
 
-class RecordFormat(StrEnum):
-    """Format of a line."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-FormatterProperties = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--property",
-        "--formatter-property",
-        metavar="NAME=VALUE",
-        help=f"What a line shows, repeatable: {_PROPERTIES}.",
-    ),
-]
 ConsumerProperties = Annotated[
     list[str] | None,
     typer.Option(
@@ -98,8 +80,9 @@ def consume(
     timeout_ms: Annotated[
         int | None, typer.Option(min=1, help="End when nothing has arrived for this long.")
     ] = None,
-    output: Annotated[RecordFormat, typer.Option("--output", help="json shows and keeps everything.")] =
-    RecordFormat.TEXT, show: FormatterProperties = None,
+    output: Annotated[
+        LineFormat, typer.Option("--output", help="text is the values; json shows and keeps everything.")
+    ] = LineFormat.TEXT,
     setting: ConsumerProperties = None,
 ) -> None:  # fmt: skip
     """Print the records of topics until Ctrl-C, by default from the end on.
@@ -128,8 +111,7 @@ def consume(
             max_records=max_messages, idle_timeout_s=None if timeout_ms is None else timeout_ms / 1000
         ),
     )
-    form = _create_formatter(output, parse_named_values(show or (), "--property", strip=False))
-    raise typer.Exit(_print_records(reading, form))
+    raise typer.Exit(_print_records(reading, JsonLines() if output is LineFormat.JSON else TextLines()))
 
 
 class _ConsumeOptions(Value, kw_only=True):
@@ -153,15 +135,7 @@ def _parse_start(offset: str | None, timestamp: str | None) -> StartSpec:
     return AtOffset(int(offset))
 
 
-def _create_formatter(output: RecordFormat, properties: dict[str, str]) -> MessageFormatter:
-    if output is RecordFormat.TEXT:
-        return LineWriter.parse(properties)
-    if properties:
-        raise typer.BadParameter("--property needs --output text")
-    return JsonLineFormat()
-
-
-def _print_records(reading: _ConsumeOptions, form: MessageFormatter) -> ExitCode:
+def _print_records(reading: _ConsumeOptions, form: RecordLines) -> ExitCode:
     count = 0
     own = {**select_role_settings("consumer", reading.config), "enable.auto.commit": "false"}
     commits = str(reading.config.get("enable.auto.commit")).lower() != "false"

@@ -1,4 +1,4 @@
-"""`tallystick produce`: sends lines to a topic, like `kafka-console-producer.sh`, or as one transaction.
+"""`tallystick produce`: sends lines of text or JSON to a topic, one by one or as one transaction.
 
 With --prepare-only the transaction is left in doubt and its state is printed: KIP-939 by hand, completed by
 `tallystick transactions complete`.
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -24,19 +24,12 @@ from tallystick.cli.exits import ExitCode, ignore_interrupts, interruptible, pri
 from tallystick.cli.settings import ModeOption, add_modes, parse_named_pairs, parse_named_values
 from tallystick.client.blocking.line_io import Destination, LineSender, send_in_transaction
 from tallystick.client.blocking.producer import Producer
-from tallystick.client.blocking.record_lines import BadLine, JsonLineFormat, LineReader, RecordReader
+from tallystick.client.blocking.record_lines import BadLine, JsonLines, LineFormat, RecordLines, TextLines
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.value import Value
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-
-class LineFormat(StrEnum):
-    """Format of a line."""
-
-    STRING = "string"
-    JSON = "json"
 
 
 class Compression(StrEnum):
@@ -49,19 +42,9 @@ class Compression(StrEnum):
     ZSTD = "zstd"
 
 
-_PROPERTIES: Final = ", ".join(name.replace("_", ".") for name in LineReader.__annotations__)
 Topic = Annotated[str | None, typer.Argument(metavar="TOPIC", show_default=False)]
 
 
-ReaderProperties = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--property",
-        "--reader-property",
-        metavar="NAME=VALUE",
-        help=f"How a line is split, repeatable: {_PROPERTIES}.",
-    ),
-]
 ProducerProperties = Annotated[
     list[str] | None,
     typer.Option(
@@ -87,7 +70,7 @@ def produce(
     topic_option: Annotated[str | None, typer.Option("--topic", help="The same as TOPIC.")] = None,
     form: Annotated[
         LineFormat, typer.Option("--format", help="Line format; json is that of `consume --output json`.")
-    ] = LineFormat.STRING,
+    ] = LineFormat.TEXT,
     key_separator: Annotated[
         str | None, typer.Option(metavar="TEXT", help="A line is key, TEXT, value; the first TEXT counts.")
     ] = None,
@@ -101,7 +84,6 @@ def produce(
         Compression | None, typer.Option("--compression", "--compression-codec", help="Of batches.")
     ] = None,
     sync: Annotated[bool, typer.Option("--sync", help="Wait for each record before the next.")] = False,
-    reading: ReaderProperties = None,
     setting: ProducerProperties = None,
     timeout_ms: Annotated[
         int | None, typer.Option(min=1, help="How long a record may take; instead of delivery.timeout.ms.")
@@ -132,7 +114,9 @@ def produce(
         headers=tuple((name, value.encode()) for name, value in headers),
         sync=sync,
     )
-    lines = _create_reader(form, parse_named_values(reading or (), "--property", strip=False), key_separator)
+    if key_separator is not None and (form is LineFormat.JSON or not key_separator):
+        raise typer.BadParameter("--key-separator needs --format text, and a text that is not empty")
+    lines = JsonLines() if form is LineFormat.JSON else TextLines(key_separator)
     config = build_config(bootstrap_server, command_config)
     packed = {} if compression is None else {"compression.type": compression.value}
     config |= {**packed, **parse_named_values(setting or (), "--config"), **_timeout_settings(timeout_ms)}
@@ -148,16 +132,6 @@ class _TransactionOptions(Value, kw_only=True):
     config: dict[str, object]
     prepare: bool
     force: bool
-
-
-def _create_reader(form: LineFormat, properties: dict[str, str], key_separator: str | None) -> RecordReader:
-    if key_separator is not None:
-        properties = {"parse.key": "true", "key.separator": key_separator, **properties}
-    if form is LineFormat.STRING:
-        return LineReader.parse(properties)
-    if properties:
-        raise typer.BadParameter("--property and --key-separator need --format string")
-    return JsonLineFormat()
 
 
 def _timeout_settings(timeout_ms: int | None) -> dict[str, object]:
@@ -183,7 +157,7 @@ def _read_lines() -> Iterator[bytes]:
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _send_lines(config: dict[str, object], to: Destination, form: RecordReader) -> ExitCode:
+def _send_lines(config: dict[str, object], to: Destination, form: RecordLines) -> ExitCode:
     with Producer(config) as producer:
         feed = LineSender(producer, to, form)
         code = ExitCode.DONE
@@ -199,7 +173,7 @@ def _send_lines(config: dict[str, object], to: Destination, form: RecordReader) 
     return _report_failed_lines(feed) or code
 
 
-def _send_in_transaction(transaction: _TransactionOptions, to: Destination, form: RecordReader) -> ExitCode:
+def _send_in_transaction(transaction: _TransactionOptions, to: Destination, form: RecordLines) -> ExitCode:
     config, name = transaction.config, transaction.name
     with Producer(config) as producer:
         if not transaction.force:

@@ -31,8 +31,8 @@ from tallystick.cli.exits import ExitCode, interruptible
 from tallystick.console.actions.config import ActionConfig
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.health import Limits
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.health import Limits
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.once import look_once
 from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary
 from tallystick.kernel.clock import SystemClock

@@ -11,7 +11,7 @@ from typing import Final
 
 from tallystick.client.blocking.consumer import Consumer, Partitions, RebalanceListener
 from tallystick.client.blocking.producer import Producer
-from tallystick.client.blocking.record_lines import ProducerRecord, RecordReader
+from tallystick.client.blocking.record_lines import ProducerRecord, RecordLines
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.errors import ClientError, TooLarge
 from tallystick.client.producer.delivery import Delivery
@@ -49,8 +49,8 @@ class LineSender:
     failures      the first few of those: line number and error
     """
 
-    def __init__(self, producer: Producer, to: Destination, form: RecordReader) -> None:
-        self._producer, self._destination, self._reader = producer, to, form
+    def __init__(self, producer: Producer, to: Destination, form: RecordLines) -> None:
+        self._producer, self._destination, self._lines = producer, to, form
         self.line_count = self.failed_count = 0
         self.failures: list[tuple[int, ClientError]] = []
 
@@ -63,7 +63,7 @@ class LineSender:
         for line in lines:
             self.line_count += 1
             try:
-                delivery = self._send_record(self._reader.read(line))
+                delivery = self._send_record(self._lines.read(line))
             except TooLarge as exc:
                 self._note_failure(self.line_count, exc)
                 continue

@@ -11,8 +11,8 @@ from typing import Final, assert_never
 from tallystick.admin.model import OpenTransaction
 from tallystick.console.actions.plan import PlannedHalf
 from tallystick.console.actions.readings import AbortReading, Reading, TransactionReading
-from tallystick.console.judge import SparkHalf, SparkRole, StoreHalf, TransactionViews
-from tallystick.console.snapshot import Snapshot
+from tallystick.console.model.judge import SparkHalf, SparkRole, StoreHalf, TransactionViews
+from tallystick.console.model.snapshot import Snapshot
 from tallystick.console.views.texts import format_identity, pluralize
 from tallystick.dualwrite.rules.leases import LeaseState
 from tallystick.dualwrite.rules.recovery import Verdict

@@ -7,7 +7,6 @@ moment, however long the operator reads the page; all other targets must be the 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tallystick.console import commands
 from tallystick.console.actions.plan import ActionPlan, Guard, LookUp, PlannedHalf
 from tallystick.console.actions.readings import OffsetMove, ResetReading
 from tallystick.console.actions.request import (
@@ -17,6 +16,7 @@ from tallystick.console.actions.request import (
     format_confirmation,
     get_kind,
 )
+from tallystick.console.model import commands
 from tallystick.console.views.texts import pluralize
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace

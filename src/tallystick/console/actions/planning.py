@@ -20,7 +20,6 @@ from typing import Final
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.admin.txn.hanging import HARM_BY_VERDICT, AbortHarm
-from tallystick.console import commands
 from tallystick.console.actions.halves import (
     ABORTED,
     FENCED,
@@ -61,10 +60,11 @@ from tallystick.console.actions.request import (
     get_kind,
     get_subject,
 )
-from tallystick.console.health import Limits
-from tallystick.console.joint import find_views
-from tallystick.console.judge import StoreHalf, TransactionViews, judge
-from tallystick.console.snapshot import Snapshot
+from tallystick.console.model import commands
+from tallystick.console.model.health import Limits
+from tallystick.console.model.joint import find_views
+from tallystick.console.model.judge import StoreHalf, TransactionViews, judge
+from tallystick.console.model.snapshot import Snapshot
 from tallystick.console.views.texts import format_identity, pluralize
 from tallystick.dualwrite.rules.recovery import Verdict
 from tallystick.kernel.value import replace

@@ -57,7 +57,7 @@ from tallystick.console.collect.decision_reader import DecisionReader
 from tallystick.console.collect.prefixes import join_prefixes
 from tallystick.console.collect.store_reader import NotRead, StoreAddress, StoreReader
 from tallystick.console.collect.store_thread import StillBusy, StoreThread
-from tallystick.console.snapshot import (
+from tallystick.console.model.snapshot import (
     ClusterFacts,
     PartStatus,
     PipelineFacts,

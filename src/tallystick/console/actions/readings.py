@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from tallystick.admin.model import GroupDescription, OpenTransaction
 from tallystick.admin.txn.hanging import HangingCase
 from tallystick.client.offsets import OffsetAndMetadata
-from tallystick.console.snapshot import PrefixFacts, Snapshot, StoreFacts
+from tallystick.console.model.snapshot import PrefixFacts, Snapshot, StoreFacts
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value, replace

@@ -19,8 +19,8 @@ from typing import Final, assert_never
 from urllib.parse import quote, urlencode
 
 from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
-from tallystick.console import commands
-from tallystick.console.visible import show, split_words
+from tallystick.console.model import commands
+from tallystick.console.model.visible import show, split_words
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
 from tallystick.kernel.value import Value

@@ -13,7 +13,7 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
 from tallystick.client.offsets import OffsetAndTimestamp
 from tallystick.console.collect.failures import describe_failure, describe_failures, limit_sentences
-from tallystick.console.snapshot import ClusterFacts, PartitionOffsets, PartStatus, TopicFacts, Volume
+from tallystick.console.model.snapshot import ClusterFacts, PartitionOffsets, PartStatus, TopicFacts, Volume
 from tallystick.kernel.ids import TopicPartition
 
 Found = Mapping[TopicPartition, OffsetAndTimestamp | None]

@@ -35,7 +35,7 @@ from tallystick.console.collect.publisher import Publisher
 from tallystick.console.collect.record_counter import RecordCounter
 from tallystick.console.collect.store_reader import StoreReader
 from tallystick.console.collect.transaction_reader import TransactionReader
-from tallystick.console.snapshot import PartStatus, Snapshot, StoreFacts
+from tallystick.console.model.snapshot import PartStatus, Snapshot, StoreFacts
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value, replace

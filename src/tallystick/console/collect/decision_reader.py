@@ -6,7 +6,7 @@ from tallystick.admin.admin_call import AdminCall
 from tallystick.client.errors import ClientError, UnknownTopic, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.console.collect.failures import describe_failure, limit_sentences
-from tallystick.console.snapshot import PartStatus, PipelineFacts, PrefixFacts
+from tallystick.console.model.snapshot import PartStatus, PipelineFacts, PrefixFacts
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.records import RecordsError

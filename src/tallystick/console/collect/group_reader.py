@@ -7,7 +7,7 @@ from tallystick.admin.model import GroupDescription, GroupListing, GroupOffsets
 from tallystick.client.errors import ClientError
 from tallystick.console.collect.failures import describe_failure, describe_failures, limit_sentences
 from tallystick.console.collect.record_counter import RecordCounter
-from tallystick.console.snapshot import GroupFacts, GroupOffset, PartitionOffsets, PartStatus
+from tallystick.console.model.snapshot import GroupFacts, GroupOffset, PartitionOffsets, PartStatus
 from tallystick.kernel.ids import TopicPartition
 
 _DESCRIBED_TYPES = ("", "classic", "consumer")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tallystick.console.collect.failures import describe_failure, limit_sentences
-from tallystick.console.snapshot import PartStatus, PrefixFacts, StoreFacts, StoreKind
+from tallystick.console.model.snapshot import PartStatus, PrefixFacts, StoreFacts, StoreKind
 from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.stores.lake.store import LakeStore
 from tallystick.kernel.errors import TallystickError

@@ -8,7 +8,7 @@ they were described come first, then those that were described longest ago.
 from collections.abc import Collection, Iterable, Mapping
 
 from tallystick.admin.model import TransactionDescription
-from tallystick.console.snapshot import PrefixFacts, StoreFacts
+from tallystick.console.model.snapshot import PrefixFacts, StoreFacts
 from tallystick.kernel.value import Value
 
 

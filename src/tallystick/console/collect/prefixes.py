@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tallystick.console.snapshot import PrefixFacts, StoreFacts
+from tallystick.console.model.snapshot import PrefixFacts, StoreFacts
 from tallystick.kernel.value import replace
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from tallystick.console.snapshot import Snapshot
+from tallystick.console.model.snapshot import Snapshot
 
 
 class Publisher:

@@ -13,7 +13,7 @@ from typing import Final
 from rocksdict import AccessType, Rdict
 
 from tallystick.console.collect.failures import limit_sentences
-from tallystick.console.snapshot import PartStatus, StoreFacts, StoreKind
+from tallystick.console.model.snapshot import PartStatus, StoreFacts, StoreKind
 from tallystick.dualwrite.errors import BadRow, BadStore
 from tallystick.dualwrite.rules.model import TABLE, StoredState, from_bytes
 from tallystick.dualwrite.stores.by_url import find_rocksdb_folder

@@ -13,7 +13,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from tallystick import _lazy
 from tallystick.console.collect.failures import limit_sentences
-from tallystick.console.snapshot import (
+from tallystick.console.model.snapshot import (
     PartStatus,
     PrefixFacts,
     ServerPreparedTransaction,

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from tallystick.console import collect
 from tallystick.console.collect.failures import describe_failure
 from tallystick.console.collect.store_thread import StoreThread
-from tallystick.console.snapshot import StoreFacts, StoreKind, Volume
+from tallystick.console.model.snapshot import StoreFacts, StoreKind, Volume
 from tallystick.dualwrite.stores.by_url import describe_url
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import TallystickError

@@ -10,7 +10,7 @@ from tallystick.admin.aio import Admin
 from tallystick.client.errors import ClientError, IdExpired
 from tallystick.console.collect.failures import describe_failure, describe_failures, limit_sentences
 from tallystick.console.collect.named_ids import DescribedId, choose_ids, is_current
-from tallystick.console.snapshot import PartStatus, TransactionFacts
+from tallystick.console.model.snapshot import PartStatus, TransactionFacts
 from tallystick.kernel.clock import Clock
 
 

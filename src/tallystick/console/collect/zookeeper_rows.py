@@ -7,7 +7,7 @@ from typing import Final
 from kazoo.exceptions import NoNodeError
 
 from tallystick.console.collect.failures import limit_sentences
-from tallystick.console.snapshot import PartStatus, StoreFacts, StoreKind
+from tallystick.console.model.snapshot import PartStatus, StoreFacts, StoreKind
 from tallystick.dualwrite.errors import BadRow
 from tallystick.dualwrite.rules.model import StoredState, from_bytes
 from tallystick.dualwrite.stores.by_url import open_store

@@ -10,6 +10,6 @@
     asker, action_panel ask what a single page shows, and take actions to the desk
     line_view, prompt_line, app, run  the Textual application (extra `top`), which nothing else loads
 
-Text of others is `console.visible.Visible` before it is in a line, and nothing but lines is drawn.
+Text of others is `console.model.visible.Visible` before it is in a line, and nothing but lines is drawn.
 docs/adr/0058.
 """

@@ -6,8 +6,8 @@ from tallystick.console.actions.plan import ActionPlan, Guard
 from tallystick.console.actions.request import ActionAddress, ActionRequest, BadAction, build_request
 from tallystick.console.actions.results import ActionResult, describe_result
 from tallystick.console.actions.tickets import Submission
+from tallystick.console.model.visible import Visible, show
 from tallystick.console.terminal.lines import COMMAND_MAX
-from tallystick.console.visible import Visible, show
 from tallystick.kernel.value import Value
 
 

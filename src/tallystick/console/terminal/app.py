@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.worker import WorkType
 
 from tallystick.console.actions.request import find_action
-from tallystick.console.feed import StateFeed
+from tallystick.console.collect.feed import StateFeed
 from tallystick.console.lookup.record_query import parse_format
 from tallystick.console.terminal import cursor as cursors
 from tallystick.console.terminal.action_panel import ActionPanel, Desk

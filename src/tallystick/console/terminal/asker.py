@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
 
-from tallystick.console.feed import StateFeed
+from tallystick.console.collect.feed import StateFeed
 from tallystick.console.terminal.places import Place
 from tallystick.console.views.page_request import Ask, Lookups, PageRequest, ask_history, ask_records
 from tallystick.kernel.clock import Clock

@@ -5,13 +5,13 @@ from typing import Final
 from rich.cells import cell_len
 
 from tallystick.console.actions.request import find_action
-from tallystick.console.snapshot import NEVER_MS
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.snapshot import NEVER_MS
+from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.visible import clip, join_visible, shorten, show, wrap
 from tallystick.console.terminal.lines import COMMAND_MAX, Anchor, Line, Span, TextRole, badge, say
 from tallystick.console.terminal.places import MENU, Place, list_keys
 from tallystick.console.views.page import PageInfo
 from tallystick.console.views.texts import format_duration
-from tallystick.console.visible import clip, join_visible, shorten, show, wrap
 from tallystick.kernel.value import Value
 
 DETAIL_LINES: Final = 2

@@ -13,10 +13,10 @@ from typing import Any, Final
 from rich.cells import cell_len
 
 from tallystick.console.actions.request import ActionAddress
+from tallystick.console.model.visible import Visible, join_visible, pad, show, wrap, wrap_command
 from tallystick.console.terminal.places import Place
 from tallystick.console.terminal.prompts import Prompt
 from tallystick.console.views.texts import format_time
-from tallystick.console.visible import Visible, join_visible, pad, show, wrap, wrap_command
 from tallystick.kernel.value import Value
 
 GAP: Final = 2

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
-from tallystick.console.feed import StateFeed
-from tallystick.console.health import Limits
-from tallystick.console.snapshot import Snapshot
-from tallystick.console.state import ConsoleState
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.health import Limits
+from tallystick.console.model.snapshot import Snapshot
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.summary import Looks
 
 ONCE_SECONDS_MAX: Final = 30

@@ -2,8 +2,8 @@
 
 from textual.widgets import Input
 
+from tallystick.console.model.visible import show
 from tallystick.console.terminal.prompts import LENGTH_MAX, Prompt
-from tallystick.console.visible import show
 
 
 class PromptLine(Input):

@@ -7,8 +7,8 @@ from typing import Final
 from tallystick.console.actions.plan import ActionPlan, Guard
 from tallystick.console.actions.request import ActionAddress
 from tallystick.console.actions.tickets import REASON_LENGTH_MAX
+from tallystick.console.model.visible import show
 from tallystick.console.terminal.places import Place, format_filter, parse_filter, seek_records
-from tallystick.console.visible import show
 from tallystick.kernel.value import Value, replace
 
 LENGTH_MAX: Final = 40_000

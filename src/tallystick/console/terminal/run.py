@@ -11,9 +11,9 @@ from typing import Final
 
 from tallystick.console.actions.audit import AUDIT_LOGGER
 from tallystick.console.actions.desk import CLOSE_TIMEOUT_S
-from tallystick.console.feed import StateFeed
-from tallystick.console.health import Limits
-from tallystick.console.state import ConsoleState
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.health import Limits
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.action_stage import list_outcome
 from tallystick.console.terminal.app import TopApp, TopServices
 from tallystick.console.terminal.once import SnapshotFollower

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
-from tallystick.console.health import Health
-from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.health import Health
+from tallystick.console.model.snapshot import NEVER_MS, PartStatus, Snapshot
+from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.visible import Visible, show
 from tallystick.console.terminal.lines import COMMAND_MAX
 from tallystick.console.terminal.pages.overview import list_figures
 from tallystick.console.views.overview import build_overview, list_read_failures
 from tallystick.console.views.refusals import NoWrites, list_refusals
 from tallystick.console.views.texts import format_count, format_duration
 from tallystick.console.views.transactions import TransactionFilter, TransactionRow, build_transactions
-from tallystick.console.visible import Visible, show
 from tallystick.kernel.value import Value
 
 

@@ -10,8 +10,8 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from tallystick.console.events import TRANSACTION_KINDS, Event, EventLog
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.events import TRANSACTION_KINDS, Event, EventLog
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.kernel.value import Value
 

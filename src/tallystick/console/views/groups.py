@@ -7,9 +7,9 @@ it is counted in data records up to the last stable offset, and what was passed 
 
 from collections.abc import Iterable
 
-from tallystick.console import commands
-from tallystick.console.snapshot import GroupOffset, PartitionOffsets
-from tallystick.console.state import ConsoleState
+from tallystick.console.model import commands
+from tallystick.console.model.snapshot import GroupOffset, PartitionOffsets
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.lists import PAGE_ROWS, ListQuery, select_rows
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.kernel.ids import TopicPartition

@@ -15,10 +15,10 @@ from heapq import nsmallest
 from typing import Final
 
 from tallystick.admin.model import OPEN_STATES
-from tallystick.console.health import Health
-from tallystick.console.joint import JointTransaction, find_oldest_ms
-from tallystick.console.judge import Stage
-from tallystick.console.snapshot import (
+from tallystick.console.model.health import Health
+from tallystick.console.model.joint import JointTransaction, find_oldest_ms
+from tallystick.console.model.judge import Stage
+from tallystick.console.model.snapshot import (
     NEVER_MS,
     GroupOffset,
     PartitionOffsets,
@@ -26,7 +26,7 @@ from tallystick.console.snapshot import (
     Snapshot,
     StoreFacts,
 )
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.views import metric_families as families
 from tallystick.console.views.refusals import list_refusals
 from tallystick.dualwrite.rules.leases import LeaseState

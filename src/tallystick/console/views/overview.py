@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from tallystick.console import commands
-from tallystick.console.health import SEVERITY, Health
-from tallystick.console.joint import JointTransaction, find_oldest_ms
-from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot, StoreFacts, Volume
-from tallystick.console.state import ConsoleState
+from tallystick.console.model import commands
+from tallystick.console.model.health import SEVERITY, Health
+from tallystick.console.model.joint import JointTransaction, find_oldest_ms
+from tallystick.console.model.snapshot import NEVER_MS, PartStatus, Snapshot, StoreFacts, Volume
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.events import EventRow, list_last_events
 from tallystick.console.views.page import Outage, PageInfo, describe_page, list_failures, list_outages
 from tallystick.console.views.refusals import NoWrites, list_refusals

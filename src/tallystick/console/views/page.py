@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tallystick.console.snapshot import NEVER_MS, PartStatus, Snapshot
+from tallystick.console.model.snapshot import NEVER_MS, PartStatus, Snapshot
 from tallystick.kernel.value import Value
 
 

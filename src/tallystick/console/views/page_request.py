@@ -6,11 +6,11 @@ The pages of the browser and those of the terminal ask by the same functions, an
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from tallystick.console.joint import STRANGER_PREFIX
 from tallystick.console.lookup.history import IdHistory
 from tallystick.console.lookup.record_page import RecordPage
 from tallystick.console.lookup.record_query import BadQuery, RecordQuery, parse_format, parse_query
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.joint import STRANGER_PREFIX
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.records import view_records
 from tallystick.console.views.topics import TopicPage, build_topic
 from tallystick.kernel.ids import TopicPartition

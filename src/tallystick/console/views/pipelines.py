@@ -1,11 +1,11 @@
 """Queries of Spark by their prefix: the last decision, its participants, and what became of each. Pure."""
 
 from tallystick.admin.model import OPEN_STATES
-from tallystick.console import commands
-from tallystick.console.health import SEVERITY, Health
-from tallystick.console.joint import JointTransaction
-from tallystick.console.snapshot import PrefixFacts
-from tallystick.console.state import ConsoleState
+from tallystick.console.model import commands
+from tallystick.console.model.health import SEVERITY, Health
+from tallystick.console.model.joint import JointTransaction
+from tallystick.console.model.snapshot import PrefixFacts
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.texts import format_identity
 from tallystick.console.views.transactions import build_key

@@ -10,7 +10,7 @@ from typing import Final
 
 from tallystick.console.lookup.record_page import BrowsedRecord, Clip, RecordPage
 from tallystick.console.lookup.record_query import RECORDS_MAX, Format
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.texts import format_identity
 from tallystick.console.views.transactions import build_key
 from tallystick.kernel.value import Value

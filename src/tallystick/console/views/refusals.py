@@ -7,8 +7,8 @@ So it is said before them, with what makes room.
 from collections.abc import Iterator
 from typing import Final
 
-from tallystick.console.commands import retention_command
-from tallystick.console.snapshot import Snapshot, StoreFacts, Volume
+from tallystick.console.model.commands import retention_command
+from tallystick.console.model.snapshot import Snapshot, StoreFacts, Volume
 from tallystick.console.views.texts import format_bytes
 from tallystick.kernel.value import Value
 

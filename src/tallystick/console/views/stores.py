@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from tallystick.console import commands
-from tallystick.console.joint import JointTransaction, find_oldest_ms
-from tallystick.console.snapshot import StoreFacts
-from tallystick.console.state import ConsoleState
+from tallystick.console.model import commands
+from tallystick.console.model.joint import JointTransaction, find_oldest_ms
+from tallystick.console.model.snapshot import StoreFacts
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.refusals import NoWrites, list_refusals
 from tallystick.console.views.texts import format_identity

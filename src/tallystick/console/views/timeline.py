@@ -8,8 +8,8 @@ have happened, or to be missing, but not when.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tallystick.console.joint import JointTransaction
-from tallystick.console.judge import SparkRole, Stage, StoreHalf
+from tallystick.console.model.joint import JointTransaction
+from tallystick.console.model.judge import SparkRole, Stage, StoreHalf
 from tallystick.dualwrite.rules.recovery import Finding
 from tallystick.kernel.value import Value
 

@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 
-from tallystick.console.joint import JointTransaction
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.joint import JointTransaction
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.lists import PAGE_ROWS, ListQuery, select_rows
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.records import RecordsView

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.admin.txn.hanging import HangingCase
-from tallystick.console import commands
-from tallystick.console.judge import SparkHalf, Stage, StoreHalf
 from tallystick.console.lookup.history import IdHistory
-from tallystick.console.snapshot import PartitionOffsets, Snapshot
-from tallystick.console.state import ConsoleState
+from tallystick.console.model import commands
+from tallystick.console.model.judge import SparkHalf, Stage, StoreHalf
+from tallystick.console.model.snapshot import PartitionOffsets, Snapshot
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.history import HistoryView, view_history
 from tallystick.console.views.page import PageInfo, describe_page, is_incomplete
 from tallystick.console.views.texts import format_identity

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import urlencode
 
-from tallystick.console.health import Health
-from tallystick.console.joint import JointTransaction
-from tallystick.console.judge import SparkRole
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.health import Health
+from tallystick.console.model.joint import JointTransaction
+from tallystick.console.model.judge import SparkRole
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.lists import PAGE_ROWS, parse_page
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.texts import format_identity

@@ -30,7 +30,7 @@ from tallystick.console.actions.request import (
 )
 from tallystick.console.actions.results import ActionOutcome, ActionResult
 from tallystick.console.actions.tickets import Submission
-from tallystick.console.feed import StateFeed
+from tallystick.console.collect.feed import StateFeed
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.transaction import find_open_state
 from tallystick.console.web.guard import Refusal, check_embedding, check_form_origin, name_user

@@ -27,13 +27,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tallystick import __version__
 from tallystick.console.actions.desk import ActionDesk
 from tallystick.console.actions.request import find_action_url, find_reset_url
-from tallystick.console.feed import StateFeed
-from tallystick.console.state import ConsoleState
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.visible import show_on_page
 from tallystick.console.views.events import StreamMessage, announce_snapshot, list_unseen, stream_events
 from tallystick.console.views.page_request import Lookups, PageRequest
 from tallystick.console.views.texts import format_count, format_duration, format_time, pluralize
 from tallystick.console.views.transactions import NO_STATE
-from tallystick.console.visible import show_on_page
 from tallystick.console.web.action_pages import ActionPages, encode_json, format_url
 from tallystick.console.web.download import download_record
 from tallystick.console.web.guard import HEADERS, check_request

@@ -7,10 +7,10 @@ from typing import Final, Self
 
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.feed import StateFeed
-from tallystick.console.health import Limits
-from tallystick.console.listen import ListenOptions, format_address, open_listener
+from tallystick.console.collect.feed import StateFeed
 from tallystick.console.lookup.lookups import ClusterLookups
+from tallystick.console.model.health import Limits
+from tallystick.console.web.listen import ListenOptions, format_address, open_listener
 from tallystick.console.web.serve import Services, open_feed, serve
 from tallystick.kernel.clock import SystemClock
 

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tallystick import __version__
-from tallystick.console.feed import StateFeed
-from tallystick.console.state import ConsoleState
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.metrics import read_metrics
 from tallystick.kernel.clock import Clock
 from tallystick.metrics.exposition import PrometheusText

@@ -8,14 +8,14 @@ from typing import Final, Protocol
 import uvicorn
 
 from tallystick.console.actions.desk import ActionDesk
-from tallystick.console.events import EventLog
-from tallystick.console.feed import StateFeed
-from tallystick.console.health import Limits
-from tallystick.console.listen import ListenOptions
-from tallystick.console.snapshot import Snapshot
-from tallystick.console.state import ConsoleState
+from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.events import EventLog
+from tallystick.console.model.health import Limits
+from tallystick.console.model.snapshot import Snapshot
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.page_request import Lookups
 from tallystick.console.web.app import REQUEST_BYTES_MAX, WebOptions, create_app
+from tallystick.console.web.listen import ListenOptions
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.value import Value
 

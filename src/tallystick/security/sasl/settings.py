@@ -13,14 +13,14 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from tallystick.kernel.secret import Secret
-from tallystick.kernel.settings import SettingType, setting
+from tallystick.kernel.settings import SettingType, secret_setting, setting
 from tallystick.kernel.value import Value
 from tallystick.security.sasl.jaas import BadJaasConfig, JaasEntry, LoginModule, parse_jaas_config
 from tallystick.security.sasl.oauthbearer import OAUTHBEARER, find_bad_extensions
 from tallystick.security.sasl.plain import PLAIN
 from tallystick.security.sasl.scram import SCRAM_MECHANISMS
 
-CLIENT_MECHANISMS: Final = (PLAIN, *SCRAM_MECHANISMS, OAUTHBEARER)
+MECHANISMS: Final = (PLAIN, *SCRAM_MECHANISMS, OAUTHBEARER)
 _MODULES: Final[Mapping[str, LoginModule]] = {
     PLAIN: LoginModule.PLAIN,
     **dict.fromkeys(SCRAM_MECHANISMS, LoginModule.SCRAM),
@@ -72,32 +72,24 @@ class SaslSettings:
     """The login of one client, as text by dotted name; `login` is what it means."""
 
     sasl_mechanism: str = setting(
-        "GSSAPI", f"How to log in: {', '.join(CLIENT_MECHANISMS)}. Kafka's default is not supported."
+        "GSSAPI", f"How to log in: {', '.join(MECHANISMS)}. Kafka's default is not supported."
     )
-    sasl_jaas_config: Secret | None = setting(
-        None,
+    sasl_jaas_config: Secret | None = secret_setting(
         'The login in Java\'s form: `...PlainLoginModule required username="U" password="P";`, or with '
-        "ScramLoginModule or OAuthBearerLoginModule.",
-        kind=SettingType.PASSWORD,
-        none="",
+        "ScramLoginModule or OAuthBearerLoginModule."
     )
     sasl_username: str | None = setting(
         None, "Name of the user, instead of sasl.jaas.config. librdkafka's.", none=""
     )
-    sasl_password: Secret | None = setting(
-        None,
-        "Password of sasl.username. librdkafka's.",
-        kind=SettingType.PASSWORD,
-        none="",
-    )
+    sasl_password: Secret | None = secret_setting("Password of sasl.username. librdkafka's.")
     sasl_oauthbearer_token_endpoint_url: str | None = setting(
         None, "Where OAUTHBEARER gets its tokens, by https; or pass a function as `oauth_cb`.", none=""
     )
     sasl_oauthbearer_client_credentials_client_id: str | None = setting(
         None, "Name of this client at the token endpoint.", none=""
     )
-    sasl_oauthbearer_client_credentials_client_secret: Secret | None = setting(
-        None, "Password of this client at the token endpoint.", kind=SettingType.PASSWORD, none=""
+    sasl_oauthbearer_client_credentials_client_secret: Secret | None = secret_setting(
+        "Password of this client at the token endpoint."
     )
     sasl_oauthbearer_scope: str | None = setting(None, "Scope to ask the token endpoint for.", none="")
     sasl_oauthbearer_header_urlencode: bool = setting(
@@ -144,9 +136,9 @@ class SaslSettings:
     def find_problems(self, has_token_callback: bool) -> Iterator[str]:
         """Yield what is wrong with the login. A listener that asks for none does not need to call this."""
         mechanism = self.sasl_mechanism
-        if mechanism not in CLIENT_MECHANISMS:
+        if mechanism not in MECHANISMS:
             why = _NOT_SUPPORTED.get(mechanism, f"{mechanism!r} is not supported")
-            yield f"sasl.mechanism: {why}; use one of {', '.join(CLIENT_MECHANISMS)}"
+            yield f"sasl.mechanism: {why}; use one of {', '.join(MECHANISMS)}"
             return
         try:
             entry = self._parse_entry()

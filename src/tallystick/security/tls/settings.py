@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tallystick.kernel.secret import Secret
-from tallystick.kernel.settings import SettingType, setting
+from tallystick.kernel.settings import secret_setting, setting
 
 PROTOCOLS: Final = ("TLSv1.2", "TLSv1.3")
 STORE_TYPES: Final = ("JKS", "PKCS12", "PEM")
@@ -36,26 +36,15 @@ class TlsSettings:
     ssl_keystore_location: str | None = setting(
         None, "File with the private key and its certificates, in PEM, PKCS12 or JKS.", none=""
     )
-    ssl_keystore_password: Secret | None = setting(
-        None,
-        "Password of that file; not for PEM, which has ssl.key.password alone.",
-        kind=SettingType.PASSWORD,
-        none="",
+    ssl_keystore_password: Secret | None = secret_setting(
+        "Password of that file; not for PEM, which has ssl.key.password alone."
     )
-    ssl_key_password: Secret | None = setting(
-        None,
-        "Password of the private key: an encrypted PEM key, or a JKS entry with its own.",
-        kind=SettingType.PASSWORD,
-        none="",
+    ssl_key_password: Secret | None = secret_setting(
+        "Password of the private key: an encrypted PEM key, or a JKS entry with its own."
     )
-    ssl_keystore_key: Secret | None = setting(
-        None, "The private key itself, in PEM (PKCS#8).", kind=SettingType.PASSWORD, none=""
-    )
-    ssl_keystore_certificate_chain: Secret | None = setting(
-        None,
-        "The certificates of ssl.keystore.key themselves, in PEM, its own first.",
-        kind=SettingType.PASSWORD,
-        none="",
+    ssl_keystore_key: Secret | None = secret_setting("The private key itself, in PEM (PKCS#8).")
+    ssl_keystore_certificate_chain: Secret | None = secret_setting(
+        "The certificates of ssl.keystore.key themselves, in PEM, its own first."
     )
     ssl_certificate_location: str | None = setting(
         None, "File with the certificates in PEM, if ssl.key.location has the key. Not Java's.", none=""
@@ -70,14 +59,11 @@ class TlsSettings:
         "Without one a client trusts what the operating system does.",
         none="",
     )
-    ssl_truststore_password: Secret | None = setting(
-        None,
-        "Password of that file; a JKS file is not verified without it.",
-        kind=SettingType.PASSWORD,
-        none="",
+    ssl_truststore_password: Secret | None = secret_setting(
+        "Password of that file; a JKS file is not verified without it."
     )
-    ssl_truststore_certificates: Secret | None = setting(
-        None, "The certificates that are trusted themselves, in PEM.", kind=SettingType.PASSWORD, none=""
+    ssl_truststore_certificates: Secret | None = secret_setting(
+        "The certificates that are trusted themselves, in PEM."
     )
     ssl_endpoint_identification_algorithm: str = setting(
         "https",

@@ -16,10 +16,10 @@ from tests.support.hostile_console import (
 from tests.support.terminal import PLACING, WIDE, Screen, use_terminal
 from textual.events import Paste
 
+from tallystick.console.model.visible import show
 from tallystick.console.terminal.app import TopServices
 from tallystick.console.terminal.places import MENU, Section
 from tallystick.console.terminal.summary import list_summary
-from tallystick.console.visible import show
 from tallystick.kernel.value import Value, replace
 
 pytestmark = pytest.mark.slow

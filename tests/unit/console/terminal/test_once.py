@@ -17,9 +17,9 @@ from tests.support.console_facts import (
 )
 
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
-from tallystick.console.health import Health, Limits
-from tallystick.console.snapshot import GroupFacts, PartStatus, Snapshot
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.model.health import Health, Limits
+from tallystick.console.model.snapshot import GroupFacts, PartStatus, Snapshot
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.terminal.once import look_once
 from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary
 from tallystick.kernel.value import replace

@@ -16,8 +16,8 @@ from tests.support.console_facts import (
 from tests.support.console_worlds import make_crowd
 from tests.support.hostile_console import HARMLESS, make_hostile_state
 
-from tallystick.console.snapshot import PartStatus
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.model.snapshot import PartStatus
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.terminal.frame import (
     DETAIL_LINES,
     Frame,

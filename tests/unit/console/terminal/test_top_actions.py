@@ -33,11 +33,13 @@ from tallystick.console.actions.readings import (
 )
 from tallystick.console.actions.request import CompleteByState, ForceTerminate, ResetOffsets, ResolveRow
 from tallystick.console.actions.results import report_refusal, report_unknown
-from tallystick.console.snapshot import Snapshot
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.model.snapshot import Snapshot
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.terminal.places import Place, Section
 from tallystick.console.terminal.run import hold_log
 from tallystick.kernel.value import replace
+
+pytestmark = pytest.mark.slow
 
 NAME = "pay-1"
 

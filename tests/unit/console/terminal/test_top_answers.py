@@ -1,5 +1,6 @@
 """Events, histories and records by keys: what is asked when, and what becomes of the answer."""
 
+import pytest
 from tests.support.console_facts import (
     NOW_MS,
     ORDERS,
@@ -17,12 +18,14 @@ from textual.events import Key
 from tallystick.admin.txn.hanging import HangingFinding
 from tallystick.console.lookup.record_page import RecordVerdict
 from tallystick.console.lookup.record_query import RecordQuery
-from tallystick.console.snapshot import PartitionOffsets, PartStatus, Snapshot, TopicFacts
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.model.snapshot import PartitionOffsets, PartStatus, Snapshot, TopicFacts
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.terminal.app import TopServices
 from tallystick.console.terminal.places import Place, Section
 from tallystick.kernel.value import replace
 from tallystick.protocol.transaction_history import TransitionKind
+
+pytestmark = pytest.mark.slow
 
 NAME = "pay-1"
 TOPIC = Place(section=Section.TOPICS, key="orders")

@@ -18,11 +18,13 @@ from tests.support.hostile_console import HARMLESS, make_hostile_state
 from tests.support.terminal import SMALL, STYLE, WIDE, Screen, use_terminal
 
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
-from tallystick.console.snapshot import PartStatus, Snapshot
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.model.snapshot import PartStatus, Snapshot
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.terminal.app import TopServices
 from tallystick.console.terminal.places import MENU, Order, Section
 from tallystick.kernel.value import replace
+
+pytestmark = pytest.mark.slow
 
 STATE = make_hostile_state(HARMLESS)
 

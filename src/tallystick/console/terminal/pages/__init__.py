@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.action_stage import ActionStage
 from tallystick.console.terminal.lines import Block, Paragraph, TextRole, blank, say
 from tallystick.console.terminal.pages import (

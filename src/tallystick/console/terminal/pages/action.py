@@ -9,7 +9,8 @@ from typing import Final
 from tallystick.console.actions.plan import ActionPlan, Guard, PlannedHalf
 from tallystick.console.actions.request import ActionAddress, ActionKind, ResetTarget
 from tallystick.console.actions.results import ActionOutcome, ActionResult
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.visible import show
 from tallystick.console.terminal.action_stage import ActionStage, begin_stage
 from tallystick.console.terminal.lines import (
     Anchor,
@@ -27,7 +28,6 @@ from tallystick.console.terminal.places import Place
 from tallystick.console.terminal.prompts import LENGTH_MAX, ask_field, ask_to_confirm
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.transaction import find_open_state
-from tallystick.console.visible import show
 from tallystick.kernel.value import replace
 
 _TARGETS: Final = {

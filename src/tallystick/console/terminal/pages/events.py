@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.lines import Anchor, Block, Column, Row, Table, TextRole, say, write_time
 from tallystick.console.terminal.places import Place, Section
 from tallystick.console.views.events import EventRow, build_events

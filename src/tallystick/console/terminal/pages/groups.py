@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tallystick.console.actions.request import find_reset
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.lines import (
     Anchor,
     Block,

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.visible import pad, show
 from tallystick.console.terminal.lines import Block, Paragraph, Span, badge, blank, field, heading, say
 from tallystick.console.terminal.places import Place
 from tallystick.console.views.page import PageInfo, describe_page
-from tallystick.console.visible import pad, show
 
 _KEYS: Final = (
     ("1 to 6", "the pages, in the order of the second line"),

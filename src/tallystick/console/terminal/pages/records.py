@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from tallystick.console.commands import consume_record_command
 from tallystick.console.lookup.record_page import RecordVerdict
-from tallystick.console.state import ConsoleState
+from tallystick.console.model.commands import consume_record_command
+from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.lines import (
     Anchor,
     Block,

@@ -7,8 +7,8 @@ follower skips states, and can hold up neither the collector nor another followe
 import asyncio
 from collections.abc import AsyncIterator
 
-from tallystick.console.snapshot import Snapshot
-from tallystick.console.state import ConsoleState, advance
+from tallystick.console.model.snapshot import Snapshot
+from tallystick.console.model.state import ConsoleState, advance
 from tallystick.kernel.value import replace
 
 

@@ -18,8 +18,8 @@ from tallystick.admin.model import OPEN_STATES, TransactionDescription
 from tallystick.admin.txn.hanging import HangingCase, HangingFinding
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.console.health import SEVERITY, Health, Judgement, Limits
-from tallystick.console.judge import (
+from tallystick.console.model.health import SEVERITY, Health, Judgement, Limits
+from tallystick.console.model.judge import (
     SparkHalf,
     SparkRole,
     Stage,
@@ -29,7 +29,7 @@ from tallystick.console.judge import (
     judge,
     needs_judgement,
 )
-from tallystick.console.snapshot import NEVER_MS, PrefixFacts, Snapshot, StoreFacts
+from tallystick.console.model.snapshot import NEVER_MS, PrefixFacts, Snapshot, StoreFacts
 from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import VERDICTS, ClusterHalf, compare_halves, to_txn_state
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from tallystick.admin.model import OPEN_STATES, TransactionDescription
 from tallystick.admin.txn.hanging import Verdict
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.console.snapshot import (
+from tallystick.console.model.snapshot import (
     NEVER_MS,
     ClusterFacts,
     GroupFacts,

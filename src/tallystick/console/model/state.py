@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tallystick.console.events import Change, EventKind, EventLog
-from tallystick.console.health import Health, Limits
-from tallystick.console.joint import JointTransaction, join_views
-from tallystick.console.snapshot import Snapshot
+from tallystick.console.model.events import Change, EventKind, EventLog
+from tallystick.console.model.health import Health, Limits
+from tallystick.console.model.joint import JointTransaction, join_views
+from tallystick.console.model.snapshot import Snapshot
 from tallystick.kernel.value import Value
 
 

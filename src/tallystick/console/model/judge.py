@@ -23,7 +23,7 @@ from typing import Final
 from tallystick.admin.model import TransactionDescription
 from tallystick.admin.txn.hanging import HangingCase
 from tallystick.admin.txn.hanging import Verdict as HangingVerdict
-from tallystick.console.commands import (
+from tallystick.console.model.commands import (
     abort_command,
     complete_command,
     describe_command,
@@ -31,8 +31,8 @@ from tallystick.console.commands import (
     resolve_source_command,
     resolve_store_command,
 )
-from tallystick.console.health import Health, Judgement, Limits
-from tallystick.console.snapshot import PrefixFacts, StoreFacts
+from tallystick.console.model.health import Health, Judgement, Limits
+from tallystick.console.model.snapshot import PrefixFacts, StoreFacts
 from tallystick.dualwrite.rules.leases import LeaseState
 from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import Finding, Verdict
