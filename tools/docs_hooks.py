@@ -1,4 +1,4 @@
-"""Hooks for mkdocs: an index of the file formats, and plain text for links that leave docs/.
+"""Hooks for mkdocs: an index of the file formats, the changelog, and plain text for links that leave docs/.
 
 Pages are read both in the repository and on the site. In the repository a link may lead to an example or a
 test; the site has no such file, so it shows the link's text alone.
@@ -17,7 +17,9 @@ _FOLDERS: Final = {"formats": "File formats"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add an index page to each folder that has none."""
+    """Add the changelog, and an index page to each folder that has none."""
+    changelog = Path(config.docs_dir).with_name("CHANGELOG.md").read_text().replace("](docs/", "](")
+    files.append(File.generated(config, "changelog.md", content=changelog))
     for folder, title in _FOLDERS.items():
         pages = sorted(Path(config.docs_dir, folder).glob("*.md"))
         rows = "\n".join(f"- [{_read_title(page)}]({page.name})" for page in pages)

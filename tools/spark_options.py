@@ -1,4 +1,4 @@
-"""Writes the tables of options in docs/spark.md from the code: `python -m tools.spark_options`."""
+"""Writes the options of docs/spark/options.md from the code: `python -m tools.spark_options`."""
 
 import re
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from typing import Final
 
 from tallystick.spark.options.option_table import OPTIONS, ConnectorSide, Option, OptionSupport
 
-GUIDE: Final = Path(__file__).parents[1] / "docs" / "spark.md"
+GUIDE: Final = Path(__file__).parents[1] / "docs" / "spark" / "options.md"
 _BEGIN: Final = "<!-- options: python -m tools.spark_options -->\n"
 _END: Final = "<!-- end of options -->\n"
 
 
 def make_block() -> str:
-    """Return the tables, from mark to mark."""
-    return _BEGIN + "\n".join(_format_tables()) + "\n" + _END
+    """Return the table and the lists, from mark to mark."""
+    return _BEGIN + "\n".join(_format_options()) + "\n" + _END
 
 
 def find_block(text: str) -> str:
@@ -27,34 +27,44 @@ def find_block(text: str) -> str:
     return text[begin : text.index(_END) + len(_END)]
 
 
-def _format_tables() -> Iterator[str]:
-    for side, title in ((ConnectorSide.SOURCE, "Reading"), (ConnectorSide.SINK, "Writing")):
-        yield f"\n### {title}\n"
-        yield "| option | values | default | meaning |"
-        yield "|---|---|---|---|"
-        for option in OPTIONS:
-            if side in option.sides:
-                cells = (
-                    f"`{option.name}`",
-                    _escape_cell(option.values),
-                    _escape_cell(option.default),
-                    _describe(option),
-                )
-                yield f"| {' | '.join(cells)} |"
+def _format_options() -> Iterator[str]:
+    yield "| option | for | values | default | meaning |"
+    yield "|---|---|---|---|---|"
+    names = {option.name for option in OPTIONS}
+    for option in OPTIONS:
+        # The options of keys are those of values once more.
+        twin, is_shown = _swap_field(option.name), option.support is OptionSupport.SUPPORTED
+        if is_shown and not (option.name.startswith("key.") and twin in names):
+            name = f"`{option.name}`, `{twin}`" if twin in names - {option.name} else f"`{option.name}`"
+            cells = (name, _name_sides(option), option.values, option.default, _describe(option))
+            yield f"| {' | '.join(_escape_cell(cell) for cell in cells)} |"
+    yield "\n## Accepted without effect, and refused\n"
+    yield "| option | treatment |"
+    yield "|---|---|"
+    for option in OPTIONS:
+        if option.support is OptionSupport.NO_EFFECT:
+            yield f"| `{option.name}` | without effect. {_escape_cell(option.doc)} |"
+        elif option.support is OptionSupport.REFUSED:
+            yield f"| `{option.name}` | refused: {_escape_cell(option.doc)}. |"
+
+
+def _swap_field(name: str) -> str:
+    """Return the name of the same option for the record's other field."""
+    field, _, rest = name.partition(".")
+    other = {"key": "value", "value": "key"}.get(field)
+    return f"{other}.{rest}" if other else name
+
+
+def _name_sides(option: Option) -> str:
+    names = {ConnectorSide.SOURCE: "reading", ConnectorSide.SINK: "writing"}
+    return "both" if len(option.sides) == len(names) else names[option.sides[0]]
 
 
 def _describe(option: Option) -> str:
-    query = ""
-    if len(option.queries) == 1:
-        otherwise = "; ignored otherwise" if option.ignored_elsewhere else ""
-        query = f" {option.queries[0].value.capitalize()} only{otherwise}."
-    match option.support:
-        case OptionSupport.SUPPORTED:
-            return _escape_cell(option.doc) + query
-        case OptionSupport.NO_EFFECT:
-            return f"*Accepted without effect.* {_escape_cell(option.doc)}"
-        case OptionSupport.REFUSED:
-            return f"*Refused*: {_escape_cell(option.doc)}."
+    if len(option.queries) > 1:
+        return option.doc
+    otherwise = "; ignored otherwise" if option.ignored_elsewhere else ""
+    return f"{option.doc} {option.queries[0].value.capitalize()} only{otherwise}."
 
 
 def _escape_cell(text: str) -> str:

@@ -85,6 +85,11 @@ def test_the_dual_write_tutorial(broker: EmbeddedBroker, tmp_path: Path) -> None
     assert follow("tutorial/dual-write.md", broker.bootstrap_servers, tmp_path) >= 12
 
 
+@pytest.mark.parametrize("page", ["add-to-your-service", "from-an-outbox"])
+def test_a_guide(broker: EmbeddedBroker, page: str, tmp_path: Path) -> None:
+    assert follow(f"how-to/{page}.md", broker.bootstrap_servers, tmp_path) == 3
+
+
 @long_form
 def test_the_spark_tutorial(broker: EmbeddedBroker, tmp_path: Path) -> None:
     assert follow("tutorial/spark.md", broker.bootstrap_servers, tmp_path) >= 6

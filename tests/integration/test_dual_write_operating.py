@@ -442,13 +442,12 @@ def test_the_same_under_asyncio(broker: EmbeddedBroker, tmp_path: Path) -> None:
 
 def test_the_example_of_the_readme_runs(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """Twice: the second life recovers what the first has left."""
-    blocks = re.findall(
-        r"```python\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text(), re.DOTALL
-    )
-    (block,) = [each for each in blocks if "DualWriter" in each]
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (table,) = re.findall(r'^\$ python -c "(.+)"$', text, re.MULTILINE)
+    (block,) = [each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "DualWriter" in each]
     make_topic(broker, "orders")
     program = block.replace("localhost:9092", broker.bootstrap_servers)
-    for _ in range(2):
-        run = [sys.executable, "-W", "error", "-c", program]
+    for code in (table, program, program):
+        run = [sys.executable, "-W", "error", "-c", code]
         subprocess.run(run, cwd=tmp_path, check=True, timeout=60)
     assert committed_values(broker, "orders", 0) == ["coffee", "coffee"]

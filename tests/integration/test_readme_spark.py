@@ -35,14 +35,17 @@ def test_the_example_writes_what_it_reads(spark: SparkSession, tmp_path: Path) -
     with EmbeddedBroker() as broker:
         with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
             producer.send("orders", b"tea", key=b"1")
-            producer.send("loud", b"BEFORE")  # the topic exists
         program = example().replace("localhost:9092", broker.bootstrap_servers)
-        names: dict[str, Any] = {"spark": spark}
-        # A stream begins at the end of the log unless told otherwise, as Spark's own source does.
-        program = program.replace('subscribe="orders"', 'subscribe="orders", startingOffsets="earliest"')
-        exec(program.replace("checkpoints/loud", str(tmp_path / "checkpoint")), names)
+        for text, ours in (
+            ('spark_session("upper", "spark-work")', "session"),
+            ('"checkpoint"}', f'"{tmp_path / "checkpoint"}"}}'),
+        ):
+            assert text in program
+            program = program.replace(text, ours)
+        names: dict[str, Any] = {"session": spark}
+        exec(program, names)
         try:
             names["query"].processAllAvailable()
         finally:
             names["query"].stop()
-        assert committed(broker.bootstrap_servers, "loud", 2) == [b"BEFORE", b"TEA"]
+        assert committed(broker.bootstrap_servers, "orders.upper", 1) == [b"TEA"]

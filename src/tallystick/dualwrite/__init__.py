@@ -3,7 +3,7 @@
     from tallystick.dualwrite import DualWriter, SqlStore
 
 Names are imported on first use, because each store needs its own library. `tallystick.dualwrite.aio` has the
-asyncio versions. docs/dualwrite.md describes the guarantees and how to write a store.
+asyncio versions. docs/dualwrite.md describes the guarantees, and docs/dualwrite/ the rest.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What a start does with each damaged file of a data directory: the table of docs/operating.md."""
+"""What a start does with each damaged file of a data directory: the table of docs/operate/start-report.md."""
 
 import logging
 import shutil
@@ -28,7 +28,7 @@ from tallystick.kernel.errors import TallystickError
 
 pytestmark = pytest.mark.slow
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "operating.md"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "operate" / "start-report.md"
 HEADING: Final = "| file | cut | emptied | one bit flipped | another file's bytes | missing |"
 DAMAGES: Final[tuple[Damage, ...]] = (cut, empty, flip, foreign, remove)
 # The files of `make_directories` for the names of the table's rows.

@@ -79,7 +79,7 @@ def test_names_of_kafkas_metrics_are_the_ones_it_is_exported_under(mbean: str, n
 def test_names_are_unique_and_every_metric_is_in_the_manual() -> None:
     names = [family.name for family in FAMILIES]
     assert len(set(names)) == len(names)
-    manual = (Path(__file__).parents[3] / "docs/operating.md").read_text()
+    manual = (Path(__file__).parents[3] / "docs/reference/broker-metrics.md").read_text()
     assert not [name for name in names if f"`{name}`" not in manual]
     assert not [f.mbean for f in FAMILIES if f.mbean and f"`{f.mbean}`" not in manual]
 

@@ -136,7 +136,7 @@ def test_a_name_that_is_not_exported_is_noticed(exported: Exported, text: str, p
 
 
 def test_every_metric_of_ours_is_in_the_reference(exported: Exported) -> None:
-    """Those of the broker are in docs/operating.md, which another test holds."""
+    """Those of the broker are in docs/reference/broker-metrics.md, which another test holds."""
     page = (ROOT / "docs/reference/metrics.md").read_text()
     of_broker = {each.name for each in FAMILIES}
     suffixes = re.compile(r"(?<!_lag)_(bucket|sum|count|created)$")

@@ -68,7 +68,7 @@ def top(
     allow_actions: AllowActions = False,
     audit_log: AuditLog = None,
 ) -> None:
-    """Show both halves of every transaction in a terminal; see docs/console.md.
+    """Show both halves of every transaction in a terminal; see docs/console/terminal.md.
 
     Changes nothing without --allow-actions.
     """

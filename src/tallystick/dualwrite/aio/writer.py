@@ -267,8 +267,8 @@ class DualWriter(Generic[D]):
     transactional id and runs one transaction at a time; each concurrent writer needs an id of its own, which
     a WriterPool manages. The caller keeps ownership of the store and its engine.
 
-    Two-phase commit is requested unless `tallystick.modes` lists weaker modes; docs/dualwrite.md describes
-    the guarantees of each.
+    Two-phase commit is requested unless `tallystick.modes` lists weaker modes; docs/concepts/modes.md has the
+    guarantees of each.
 
     Cancelling the task counts as an exception in the block. Cancelled while the database commits, the
     outcome is unknown until recover() determines it.

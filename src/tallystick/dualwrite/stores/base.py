@@ -14,8 +14,8 @@ running in the server. Therefore:
 - The rows of a transaction and its record belong to one database transaction, or `record` or `commit`
   refuses: a statement that ended it unnoticed (ROLLBACK in SQL text, DDL on MySQL) took its rows [DW-11].
 
-`tallystick.testing.store_suite` checks all of this against a real database. docs/dualwrite.md has a complete
-store in fifty lines.
+`tallystick.testing.store_suite` checks all of this against a real database. docs/dualwrite/own-store.md has a
+complete store in fifty lines.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

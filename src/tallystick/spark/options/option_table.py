@@ -1,4 +1,4 @@
-"""Table of the options in Spark's Kafka guide and of our own, with their meaning. docs/spark.md shows it.
+"""Options of Spark's Kafka guide and our own, with their meaning; docs/spark/options.md shows the table.
 
 Options that have no effect here or are refused are in `kafka_names.tsv`.
 
@@ -77,16 +77,16 @@ def _build_format_options(field: str) -> tuple[Option, ...]:
             values="`bytes`, `string`, `avro`, `json`, `protobuf`",
             default="`bytes`",
             sides=sides,
-            doc=f"How the {field} is encoded. A source's column has the type of the format, and a sink's "
-            "column must fit it. `avro`, `json` (JSON Schema) and `protobuf` need `schema.registry.url`.",
+            doc=f"Encoding of the {field}; `avro`, `json` (JSON Schema) and `protobuf` need "
+            "`schema.registry.url`.",
         ),
         Option(
             name=f"{field}.schema",
             values="Avro schema as JSON, JSON Schema, or .proto file",
             default="the subject's latest version",
             sides=sides,
-            doc="The reader's schema of a source, which decides its columns; the writer's of a sink, which "
-            "must be registered. A .proto file must be registered for a source, too.",
+            doc="The reader's schema of a source, or the writer's of a sink; the latter and .proto files "
+            "must be registered.",
         ),
         Option(
             name=f"{field}.message",
@@ -130,23 +130,22 @@ OPTIONS: Final = (
     Option(
         name="subscribePattern",
         values="regular expression",
-        doc="Topics whose whole name matches, including topics created later. Python's syntax, not Java's. "
-        "Internal topics are not read: Kafka's own, and those whose names begin with `__tallystick_`.",
+        doc="Topics whose whole name matches, new ones included, in Python's syntax, not Java's; Kafka's "
+        "internal topics and `__tallystick_...` are left out.",
     ),
     Option(name="assign", values='`{"topicA":[0,1]}`', doc="Only these partitions."),
     Option(
         name="startingOffsets",
         values='`earliest`, `latest`, `{"topicA":{"0":23,"1":-1}}`',
         default="`latest` (streaming), `earliest` (batch)",
-        doc="Where a new query starts; -2 means earliest, -1 latest (streaming only). JSON must list every "
-        "partition. A restarted query continues where it stopped; partitions added later are read from "
-        "their beginning.",
+        doc="Where a new query starts; in JSON, which must list every partition, -2 means earliest, -1 "
+        "latest (streaming only).",
     ),
     Option(
         name="startingTimestamp",
         values="milliseconds",
-        doc="Start at the first record with this timestamp or a later one, in all partitions. Overrides "
-        "`startingOffsetsByTimestamp`, which overrides `startingOffsets`.",
+        doc="Start at the first record from this timestamp on; overrides `startingOffsetsByTimestamp`, which "
+        "overrides `startingOffsets`.",
     ),
     Option(
         name="startingOffsetsByTimestamp",
@@ -183,9 +182,8 @@ OPTIONS: Final = (
         name="failOnDataLoss",
         values="`true`, `false`",
         default="`true`",
-        doc="Fail if records that the query should read are gone: aged out, truncated, or the topic was "
-        "deleted. `false`: log it and continue with what is left. Aborted transactions and markers are "
-        "not data loss.",
+        doc="Fail if records that the query should read are gone; `false` logs it and continues with the "
+        "rest.",
     ),
     Option(
         name="includeHeaders",
@@ -207,8 +205,7 @@ OPTIONS: Final = (
         values="number",
         queries=_STREAM,
         ignored_elsewhere=True,
-        doc="Wait for this many offsets before a micro-batch, but at most `maxTriggerDelay`. "
-        "`Trigger.AvailableNow` does not wait and reads everything that is there.",
+        doc="Wait for this many offsets before a micro-batch, at most `maxTriggerDelay`.",
     ),
     Option(
         name="maxTriggerDelay",
@@ -246,23 +243,22 @@ OPTIONS: Final = (
         values="location",
         sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
         queries=_STREAM,
-        doc="The query's checkpoint: a folder or a URL of any file system that Spark has; under Connect a "
-        "folder on the server's host. A source notes in it where it began, so that a repeated first batch "
-        "begins there again. Spark passes the option to a sink, but not to a source or to `foreach_batch`.",
+        doc="The query's checkpoint, a folder or URL of Spark's file systems; Spark passes it to a sink, "
+        "but not to a source or `foreach_batch`.",
     ),
     Option(
         name="resume.from.prefix",
         values="name",
         queries=_STREAM,
-        doc="A new query begins where the last decision under the sink's `transactional.id.prefix` ended, "
-        "if there is one, and otherwise at `startingOffsets`. Requires `checkpointLocation`.",
+        doc="A new query begins where the last decision under this prefix ended, else at `startingOffsets`; "
+        "requires `checkpointLocation`.",
     ),
     Option(
         name="resume.from.database",
         values="URL",
         queries=_STREAM,
-        doc="The `database` of `foreach_batch`, or the lake table, if it keeps the decisions; "
-        "`table.storage.` and a name is an option of the table's storage.",
+        doc="The database or lake table that keeps the decisions; `table.storage.NAME` is an option of the "
+        "table's storage.",
     ),
     *_build_format_options("key"),
     *_build_format_options("value"),
@@ -270,16 +266,15 @@ OPTIONS: Final = (
         name="schema.registry.url",
         values="URL",
         sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
-        doc="The schema registry of formats with schemas. `schema.registry.` and a name is a setting of "
-        "confluent-kafka's registry client, such as `schema.registry.basic.auth.user.info`.",
+        doc="Schema registry; `schema.registry.NAME` is a setting of confluent-kafka's registry client, "
+        "such as `schema.registry.basic.auth.user.info`.",
     ),
     Option(
         name="onMalformed",
         values="`fail`, `null`",
         default="`fail`",
-        doc="What happens to a key or value that cannot be decoded, and to a timestamp that Spark's column "
-        "cannot hold, such as one in nanoseconds: the query fails and names the record, or the column is "
-        "null and `malformed` has the record's bytes and the reason.",
+        doc="Whether a key, value or timestamp that a column cannot hold stops the query, or is null with "
+        "bytes and reason in `malformed`.",
     ),
     Option(
         name="auto.register.schemas",
@@ -298,15 +293,14 @@ OPTIONS: Final = (
         name="transactional.id.prefix",
         values="name",
         sides=_SINK,
-        doc="Prefix of the names of this query's transactions. Required, and not an option of Spark's own "
-        "sink. Each running query needs its own.",
+        doc="Required: prefix of this query's transactions; each running query needs its own.",
     ),
     Option(
         name="tallystick.modes",
         values="`2pc`, `keep`, `resume`; several, strongest first",
         default="`2pc`",
         sides=_SINK,
-        doc="Acceptable ways to keep a prepared transaction through a crash; the strongest one available is "
+        doc="Acceptable ways to keep a prepared transaction through a crash; the strongest available is "
         "used.",
     ),
     Option(
@@ -315,9 +309,8 @@ OPTIONS: Final = (
         default="`refuse`",
         sides=_SINK,
         queries=_STREAM,
-        doc="What a new query does if the prefix has decisions of another query, whose checkpoint is gone: "
-        "stop, write whatever it reads, or continue where that query ended (and stop if the sources "
-        "begin elsewhere).",
+        doc="What a new query does if the prefix has decisions of another one: stop, write whatever it "
+        "reads, or continue where that one ended.",
     ),
     Option(
         name="onNewPrefix",
@@ -325,36 +318,30 @@ OPTIONS: Final = (
         default="`refuse`",
         sides=_SINK,
         queries=_STREAM,
-        doc="What a restarted query does if none of its decisions is known, because it used another sink, "
-        "its prefix or the place of its decisions was changed, or they were lost: stop, or write the "
-        "next batch whatever was decided about it elsewhere. Meant for one start: remove it once a "
-        "batch has been decided.",
+        doc="What a restarted query does if none of its decisions is known: stop, or write the next batch; "
+        "meant for one start.",
     ),
     Option(
         name="onChangedRows",
         values="`fail`, `compare-offsets`, `skip`",
         default="`compare-offsets`",
         sides=_SINK,
-        doc="What happens if a batch that was decided comes again with other rows, such as sums of "
-        "floating-point numbers that were added in another order. `compare-offsets`: what was decided stands "
-        "and the query goes on if the sources' offsets are those of the decision, and stops if they are "
-        "others or not known. `skip`: it also stands where they are not known, and so does a named write. "
-        "`fail`: stop.",
+        doc="What happens if a decided batch comes again with other rows: stop, continue if the sources' "
+        "offsets are those of the decision, or continue also if they cannot be compared.",
     ),
     Option(
         name="write.id",
         values="name",
         sides=_SINK,
         queries=_BATCH,
-        doc="The name of this write. Repeating it with the same rows writes nothing; with other rows it "
-        "fails.",
+        doc="Name of this write: repeating it with the same rows writes nothing, with other rows it fails.",
     ),
     Option(
         name="table",
         values="`delta:/lake/delays`, `iceberg:catalog.namespace.name`",
         sides=_SINK,
-        doc="A lake table that gets the column `row`, a struct, of each record; its commit then decides the "
-        "batch. `value` may be missing, so that nothing is sent to topics.",
+        doc="A lake table for the column `row`, a struct; its commit decides the batch, and `value` may be "
+        "missing.",
     ),
     Option(
         name="table.write",
@@ -369,8 +356,7 @@ OPTIONS: Final = (
         values="`true`, `false`",
         default="`false`",
         sides=_SINK,
-        doc="Add columns that the table lacks. `table.storage.` and a name is an option of its storage or "
-        "catalog, by the names of delta-rs or pyiceberg.",
+        doc="Add columns that the table lacks; `table.storage.NAME` is an option of its storage or catalog.",
     ),
     Option(
         name="decisions.topic",
@@ -384,7 +370,7 @@ OPTIONS: Final = (
         values="`package.module:function`",
         sides=_SINK,
         doc="A function that each Python process calls before it first writes, to switch OpenTelemetry on "
-        "there; see [tracing](how-to/tracing.md#spark).",
+        "there; see [tracing](../how-to/tracing.md#spark).",
     ),
     *_read_other_options(),
 )

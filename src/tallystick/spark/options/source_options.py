@@ -1,7 +1,7 @@
 """Parsed options of the Spark source: those of Spark's own Kafka source, by the same names.
 
 Every option of Spark's Kafka guide is in `OPTIONS`: supported, accepted without effect, or refused with the
-reason; docs/spark.md shows the table. Names are compared in lower case, as Spark passes them, and all
+reason; docs/spark/options.md shows the table. Names are compared in lower case, as Spark passes them, and all
 problems are reported at once. `kafka.` and a name is a setting of our consumer or producer: docs/config.md.
 
 Source: Spark 4.3 docs/streaming/structured-streaming-kafka-integration.md; KafkaSourceProvider.scala.

@@ -155,7 +155,7 @@ def foreach_batch(
     """Return a function for `writeStream.foreachBatch` that writes each batch to all sinks exactly once.
 
     Args:
-        options: the sink's options (docs/spark.md); `topic` only without sinks.
+        options: the sink's options (docs/spark/options.md); `topic` only without sinks.
         sinks: `to_topic(...)` and `to_table(...)`. Without any, the batch has the columns of the data
             source's sink, and the options are its options. A table of a lake, `to_table("delta:...")`, is
             the only table of its query, and needs no database.

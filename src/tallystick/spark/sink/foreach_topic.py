@@ -56,7 +56,7 @@ def foreach_batch(
     """Return a function for `writeStream.foreachBatch` that writes each batch exactly once.
 
     Args:
-        options: the sink's options (docs/spark.md).
+        options: the sink's options (docs/spark/options.md).
         transform: makes the sink's columns from a batch; without it, the batch must have them.
         query_id: an id that is the same in all runs on one checkpoint, and different for each checkpoint.
             Required under Spark Connect; classic Spark knows it.
