@@ -51,8 +51,9 @@ class FinalChecks:
     ) -> None:
         """Compare entries replayed with those live, apart from fields that version 0 has no place for (5).
 
-        An unclean start also moves an id with a hanging transaction to another producer id. An id that has
-        expired since `before` may be gone.
+        An unclean start also moves an id with a hanging transaction to another producer id, and one whose
+        records an earlier start has found while version 2 was not finalized. An id that has expired since
+        `before` may be gone.
         """
         self.reports.collect()
         for owner in sorted(before.keys() | after.keys()):
@@ -62,8 +63,17 @@ class FinalChecks:
                 replayed_entry = replace(replayed_entry, previous_identity=None)
             if replayed_entry is None and live is not None and self._is_expired(live, now_ms):
                 continue
+            if live is not None and replayed_entry is not None and self._is_moved(live, replayed_entry):
+                continue
             if live != replayed_entry and not self.reports.hanging:
                 self.history.report(f"replayed {replayed_entry}, live it was {live}")
+
+    def _is_moved(self, live: TxnEntry, replayed_entry: TxnEntry) -> bool:
+        """Return whether an id has another producer id, which no client has used, and nothing else."""
+        client = replayed_entry.client
+        moved = replace(live, client=client, previous_identity=None, updated_ms=replayed_entry.updated_ms)
+        is_new = client.epoch == 0 and client.producer_id > live.client.producer_id
+        return self.faults.may_lose_acknowledged and is_new and moved == replayed_entry
 
     def _is_expired(self, entry: TxnEntry, now_ms: TimestampMs) -> bool:
         limit = self.faults.settings.get("transactional.id.expiration.ms")

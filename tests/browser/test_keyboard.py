@@ -53,7 +53,7 @@ def test_the_skip_link_leads_past_the_menu(tab: Tab) -> None:
 
 @pytest.mark.parametrize("case", PAGE_CASES, ids=lambda case: case.name)
 def test_every_stop_of_the_keyboard_is_seen(tab: Tab, case: PageCase) -> None:
-    page = tab.open(case.path)
+    page = case.open(tab)
     stops = page.locator("a, button, input, select, summary, [tabindex='0']")
     visible = sum(stops.nth(at).is_visible() for at in range(stops.count()))
     assert len(tab_through(page, min(visible, 40))) > 8

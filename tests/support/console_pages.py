@@ -17,20 +17,25 @@ DRY_RUN: Final = f"/actions/resolve/payments-1?store={quote(SHOP, safe='')}"
 class PageCase(Value, kw_only=True):
     """One page over the snapshot of the shop.
 
-    name     of its picture in the documentation
-    path     with its query
-    says     texts that the page shows in the shop
-    is_live  whether it follows the stream
+    name      of its picture in the documentation
+    path      with its query
+    says      texts that the page shows in the shop
+    is_live   whether it follows the stream
+    is_found  whether what the path names exists; the browser reports an answer of 404
     """
 
     name: str
     path: str
     says: tuple[str, ...]
     is_live: bool = True
+    is_found: bool = True
 
     def open(self, tab: Tab) -> "Page":
         """Open the page, and return once it follows the stream, if it does."""
-        return tab.follow(self.path) if self.is_live else tab.open(self.path)
+        page = tab.follow(self.path) if self.is_live else tab.open(self.path)
+        if not self.is_found:
+            tab.expect_failed_loads()
+        return page
 
 
 PAGE_CASES: Final = (
@@ -61,5 +66,5 @@ PAGE_CASES: Final = (
     PageCase(name="dry-run", path=DRY_RUN, says=("This is a dry run", "to confirm"), is_live=False),
     PageCase(name="groups", path="/groups", says=("search-indexer", "Reconciling")),
     PageCase(name="group", path="/groups/search-indexer", says=("29 markers and 12 aborted records",)),
-    PageCase(name="group-unknown", path="/groups/none", says=("no group of this name",)),
+    PageCase(name="group-unknown", path="/groups/none", says=("no group of this name",), is_found=False),
 )
