@@ -43,10 +43,12 @@ def empty(_: bytes) -> bytes:
 
 
 def flip(data: bytes) -> bytes:
-    """Flip one bit in the middle; of nothing, nothing."""
+    """Flip one bit in the middle; of nothing, nothing. A letter of a random id becomes another letter."""
     if not data:
         return data
     at = len(data) // 2
+    while chr(data[at]).isalnum() and not chr(data[at] ^ 0x04).isalnum():
+        at += 1
     return data[:at] + bytes([data[at] ^ 0x04]) + data[at + 1 :]
 
 
