@@ -31,7 +31,10 @@ START_PROCESS = embedded.start_process
 # HYPOTHESIS_PROFILE chooses: "quick" for `make check`, "gate" for `make test`, "full" for `make test-full`.
 # The first two try the same examples in every run, so that a change fails for what it changes. The third
 # draws new ones and keeps those that failed: they are tried first the next time.
-_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+_COMMON: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
 _KEPT = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples")
 settings.register_profile("quick", max_examples=10, derandomize=True, database=None, **_COMMON)
 settings.register_profile("gate", max_examples=20, derandomize=True, database=None, **_COMMON)

@@ -3,7 +3,7 @@
 On a laptop in the light each is looked at by test_each_page, which `make test` runs.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.browser import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-WINDOWS = {
+WINDOWS: dict[str, dict[str, Any]] = {
     "laptop light": {"viewport": LAPTOP, "color_scheme": "light"},
     "laptop dark": {"viewport": LAPTOP, "color_scheme": "dark"},
     "phone light": {"viewport": PHONE, "color_scheme": "light", "has_touch": True, "is_mobile": True},
@@ -33,7 +33,7 @@ WINDOWS = {
     "wide light": {"viewport": WIDE, "color_scheme": "light"},
     "wide dark": {"viewport": WIDE, "color_scheme": "dark"},
 }
-NEEDS = {
+NEEDS: dict[str, dict[str, Any]] = {
     "more contrast": {"contrast": "more"},
     "own colours": {"forced_colors": "active"},
     "large text": {"viewport": {"width": 640, "height": 400}},  # 200 % on a laptop; WCAG 1.4.4 and 1.4.10

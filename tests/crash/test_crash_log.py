@@ -9,6 +9,7 @@ which every prefix is turned into the directories that a power loss could leave.
 from collections.abc import Sized
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -68,7 +69,7 @@ def value_of(offset: int) -> bytes:
     return b"value %d " % offset * 3
 
 
-def append_data(log: Log, count: int, **meta: int | bool) -> None:
+def append_data(log: Log, count: int, **meta: Any) -> None:
     base = log.log_end_offset
     records = [
         Record(offset=i, timestamp_ms=NOW + base + i, key=b"k", value=value_of(base + i), headers=())

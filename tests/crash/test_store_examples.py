@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psycopg
@@ -113,7 +114,7 @@ def test_fastapi_and_orders_that_are_sent_again(
             order(http, customer)
 
     with psycopg.connect(plain) as connection:
-        rows = dict(connection.execute("SELECT customer, id FROM payments").fetchall())
+        rows: dict[Any, Any] = dict(connection.execute("SELECT customer, id FROM payments").fetchall())
         (count,) = connection.execute("SELECT count(*) FROM payments").fetchone() or (0,)
     assert rows == answers
     assert count == len(rows) == len(sent)

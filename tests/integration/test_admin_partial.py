@@ -165,7 +165,11 @@ def test_an_id_whose_coordinator_cannot_be_asked_is_reported() -> None:
         broker.scripts |= {
             ApiKey.LIST_TRANSACTIONS: lambda _: ListTransactionsResponse(transaction_states=(state,)),
             ApiKey.FIND_COORDINATOR: lambda _: FindCoordinatorResponse(
-                coordinators=(Coordinator(key="x", error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE),)
+                coordinators=(
+                    Coordinator(
+                        key="x", node_id=-1, host="", port=-1, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE
+                    ),
+                )
             ),
         }
         report = await admin.find_hanging_transactions(topic="t", limit_ms=0)

@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.support.hanging import HOUR_MS, hang
@@ -163,7 +164,7 @@ def test_open_slow_and_in_doubt_are_not_hanging_and_not_ended(
         assert prepared.end().error_code == ErrorCode.PRODUCER_FENCED
 
 
-def late(admin: Admin, topic: str) -> list[object]:
+def late(admin: Admin, topic: str) -> list[Any]:
     cases = admin.find_hanging_transactions(topic=topic, limit_ms=0).cases
     return list(cases) if len(cases) == 2 else []
 

@@ -4,7 +4,7 @@ import socket
 import struct
 import uuid
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -199,7 +199,7 @@ def produce_request(topic: str, data: bytes | None, *, acks: int = -1, partition
 
 
 def fetch_request(
-    topic: str, offset: int, *, wait_ms: int = 0, min_bytes: int = 1, max_bytes: int = 1 << 20, **more: int
+    topic: str, offset: int, *, wait_ms: int = 0, min_bytes: int = 1, max_bytes: int = 1 << 20, **more: Any
 ) -> FetchRequest:
     one = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=max_bytes)
     return FetchRequest(
@@ -563,7 +563,7 @@ def test_topics_are_created_validated_grown_and_deleted(wire: Wire, topic: str) 
     bad = (CreatableTopicConfig(name="retention.ms", value="soon"),)
     assert make(configs=bad)[0] == ErrorCode.INVALID_CONFIG
     assigned = tuple(CreatableReplicaAssignment(partition_index=i, broker_ids=(1,)) for i in range(4))
-    by_hand = {"num_partitions": -1, "replication_factor": -1, "assignments": assigned}
+    by_hand: dict[str, Any] = {"num_partitions": -1, "replication_factor": -1, "assignments": assigned}
     assert make(name=f"{topic}.a", **by_hand) == (0, 4)
     assert make(name=f"{topic}_a")[0] == ErrorCode.INVALID_TOPIC_EXCEPTION
     grow = CreatePartitionsTopic(name=topic, count=5, assignments=None)

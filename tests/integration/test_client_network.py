@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.support.scripted_broker import ScriptedBroker, Seen
@@ -30,9 +31,9 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield running
 
 
-def config(*addresses: str, **more: int) -> ClientConfig:
+def config(*addresses: str, **more: Any) -> ClientConfig:
     return ClientConfig(
-        bootstrap_servers=addresses, **{"retry_backoff_ms": 5, "request_timeout_ms": 5_000, **more}
+        bootstrap_servers=addresses, **({"retry_backoff_ms": 5, "request_timeout_ms": 5_000} | more)
     )
 
 

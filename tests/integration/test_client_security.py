@@ -111,7 +111,7 @@ async def ask(cluster: Cluster, limit_ms: int = 5_000) -> MetadataResponse:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 60))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 # -------------------------------------------------------------------------------------------- TLS

@@ -42,7 +42,7 @@ def see_refusal(watcher: Watcher, subject: str) -> dict[str, Any]:
     page = watcher.show("/", lambda page: page["health"] == "refusing")
     assert page["problems"][0]["subject"] == subject
     assert f"Writes are refused by {subject}." in page["headline"]
-    return page["problems"][0]  # type: ignore[no-any-return]
+    return page["problems"][0]
 
 
 def see_green(watcher: Watcher) -> None:

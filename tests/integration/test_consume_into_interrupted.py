@@ -42,7 +42,7 @@ def take(world: World, loop: ConsumerLoop[SqlTransaction], most: int) -> None:
             batch.connection.execute(insert, {"n": record.offset, "what": (record.value or b"").decode()})
 
 
-def read_all(world: World, consumer: Consumer, strike: Strike, first: int) -> None:  # type: ignore[type-arg]
+def read_all(world: World, consumer: Consumer, strike: Strike, first: int) -> None:
     """Read the topic, and be struck in the batch after `first` records."""
     loop = consume_into(world.store, consumer, partitions=[TopicPartition(world.topic, 0)])
     if first:

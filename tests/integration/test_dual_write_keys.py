@@ -103,7 +103,7 @@ def payer(world: World, writer: Any, **options: Any) -> Callable[[str], dict[str
         insert(world, txn, what)
         return {"paid": what, "run": run}
 
-    return pay  # type: ignore[no-any-return]
+    return pay
 
 
 @pytest.mark.parametrize("database", DATABASES, indirect=True)

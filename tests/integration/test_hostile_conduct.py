@@ -9,6 +9,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from tests.support.memory_broker import MemoryBroker, memory_broker, on_a_loop
@@ -63,7 +64,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(**settings: str) -> AsyncIterator[World]:
+async def world(**settings: Any) -> AsyncIterator[World]:
     async with memory_broker(max_partitions="1000", **settings) as memory:
         broker = memory.broker
         await memory.make_topic("worked", 1)

@@ -60,7 +60,7 @@ def test_a_key_is_paid_once(world: World) -> None:
             for what in ("first", "second")
         ]
 
-        @pool.transactional(idempotency_key="what")  # type: ignore[untyped-decorator]
+        @pool.transactional(idempotency_key="what")
         def pay(txn: Any, what: str) -> str:
             return insert(world, txn, what)
 

@@ -40,6 +40,7 @@ class World:
     def __init__(self, settings: Mapping[str, str]) -> None:
         self.readings: list[MetricReading | None] = [(A, [((), 1)]), None, (B, [((), 2)])]
         self.made = 0
+        self.port = 0
         self.fails = False
         config = BrokerConfig.parse({"metrics.listener": "127.0.0.1:0", **settings})
         listen = config.make_metrics_listener()

@@ -92,7 +92,10 @@ def test_both_halves_and_the_verdict_then_finished_then_nothing_is_left(
     topic, url = new_name(), url_of(place)
     make_topic(broker, topic)
     with stores.opened(place) as store:
-        config = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": topic}
+        config: dict[str, object] = {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "transactional.id": topic,
+        }
         die_after(step, store, place.kind, config)
         row = store.read_state(topic)
     code, (shown,) = resolve(broker, url, capsys, "--dry-run")

@@ -310,11 +310,11 @@ def test_librdkafka_logs_in_with_and_without_tls(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path / "data", config=config) as broker:
         ports = [part.rpartition(":")[2] for part in broker._config_texts["listeners"].split(",")]
         user = {"sasl.mechanism": "PLAIN", "sasl.username": "alice", "sasl.password": "won der;="}
-        plain = {
+        plain: dict[str, Any] = {
             "bootstrap.servers": f"127.0.0.1:{ports[0]}",
             "security.protocol": "SASL_PLAINTEXT",
         } | user
-        tls = {
+        tls: dict[str, Any] = {
             "bootstrap.servers": f"localhost:{ports[1]}",
             "security.protocol": "SASL_SSL",
             "ssl.ca.location": str(tmp_path / "ca.pem"),

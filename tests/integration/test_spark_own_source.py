@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -65,7 +66,7 @@ def broker() -> Iterator[EmbeddedBroker]:
         with Producer(config) as producer:
             for number in range(90):
                 headers = [("n", b"%d" % number)] if number % 2 else []
-                where = {"partition": number % 3, "timestamp_ms": 1000 * number}
+                where: dict[str, Any] = {"partition": number % 3, "timestamp_ms": 1000 * number}
                 producer.send(
                     TOPIC, value=b"%d" % number, key=b"k" if number % 5 else None, headers=headers, **where
                 )

@@ -363,7 +363,7 @@ def test_what_a_query_that_is_stopped_in_a_batch_has_open_is_ended(place: Place)
     held = place.stream().mapInArrow(hold_back(str(place.folder)), "value string, key string")
     writer = held.writeStream.format("tallystick").options(**place.options)
     query = writer.option("checkpointLocation", str(place.checkpoint)).start()
-    eventually(lambda: place.open_transactions() and list(place.folder.glob("here-*")), deadline_s=100)
+    eventually(lambda: place.open_transactions() and [*place.folder.glob("here-*")], deadline_s=100)
     query.stop()
     place.run()
     assert place.open_transactions() == []

@@ -264,7 +264,7 @@ def _execute_by_driver(connection: Connection, *, statement: str) -> None:
 def test_nothing_is_written_where_it_would_commit_by_itself(database: Database, what: str) -> None:
     """[DW-2, DW-4, DW-11] The transaction was ended behind the store's back."""
     is_sqlite = database.server is None
-    options = {"connect_args": {"isolation_level": None}} if is_sqlite else {}
+    options: dict[str, Any] = {"connect_args": {"isolation_level": None}} if is_sqlite else {}
     endings = ["ROLLBACK"] if is_sqlite else ["ROLLBACK", "SET autocommit = 1"]
 
     async def story() -> None:

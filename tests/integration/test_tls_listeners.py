@@ -56,7 +56,7 @@ class World:
     def port(self) -> int:
         return self.server.addresses["SSL"][1]
 
-    def client(self, *names: str, **more: str) -> ssl.SSLContext:
+    def client(self, *names: str, **more: Any) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.authority.configure_trust(context)
         if names or more:
@@ -93,7 +93,7 @@ def authority() -> trustme.CA:
     return trustme.CA(key_type=EC)
 
 
-def write_key(path: Path, authority: trustme.CA, *names: str, **more: str) -> str:
+def write_key(path: Path, authority: trustme.CA, *names: str, **more: Any) -> str:
     leaf = authority.issue_cert(*(names or ("localhost",)), key_type=EC, **more)
     fresh = path.with_suffix(".new")
     fresh.write_bytes(leaf.private_key_and_cert_chain_pem.bytes())
@@ -130,7 +130,7 @@ def scene(
     asyncio.run(run())
 
 
-def test_both_listeners_answer_and_know_the_sender(authority, tmp_path):
+def test_both_listeners_answer_and_know_the_sender(authority: trustme.CA, tmp_path: Path) -> None:
     async def play(world: World) -> None:
         assert await world.ask(None, "PLAINTEXT") == "PLAINTEXT User:ANONYMOUS"
         assert await world.ask(world.client()) == "SSL User:ANONYMOUS"
@@ -141,7 +141,9 @@ def test_both_listeners_answer_and_know_the_sender(authority, tmp_path):
     scene(play, authority, tmp_path, {"listener.name.ssl.ssl.client.auth": "requested"})
 
 
-def test_rules_name_the_sender_or_refuse_him(authority, tmp_path, caplog):
+def test_rules_name_the_sender_or_refuse_him(
+    authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def play(world: World) -> None:
         assert await world.ask(world.client("x", common_name="Alice")) == "SSL User:alice"
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
@@ -152,7 +154,9 @@ def test_rules_name_the_sender_or_refuse_him(authority, tmp_path, caplog):
     scene(play, authority, tmp_path, rules)
 
 
-def test_a_client_without_the_certificate_it_needs(authority, tmp_path, caplog):
+def test_a_client_without_the_certificate_it_needs(
+    authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def play(world: World) -> None:
         with pytest.raises((asyncio.IncompleteReadError, OSError)):
             await world.ask(world.client())
@@ -161,7 +165,9 @@ def test_a_client_without_the_certificate_it_needs(authority, tmp_path, caplog):
     scene(play, authority, tmp_path, {"ssl.client.auth": "required"})
 
 
-def test_the_wrong_protocol_is_named_in_the_log(authority, tmp_path, caplog):
+def test_the_wrong_protocol_is_named_in_the_log(
+    authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def play(world: World) -> None:
         with pytest.raises((asyncio.IncompleteReadError, OSError)):
             await world.ask(world.client(), "PLAINTEXT")
@@ -181,7 +187,9 @@ def test_the_wrong_protocol_is_named_in_the_log(authority, tmp_path, caplog):
         ("SSL", "the peer speaks HTTP without TLS on this port"),
     ],
 )
-def test_a_browser_is_named_in_the_log(authority, tmp_path, caplog, listener, line):
+def test_a_browser_is_named_in_the_log(
+    authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture, listener: str, line: str
+) -> None:
     async def play(world: World) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.server.addresses[listener][1])
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -193,7 +201,7 @@ def test_a_browser_is_named_in_the_log(authority, tmp_path, caplog, listener, li
     scene(play, authority, tmp_path)
 
 
-def test_our_client_is_told_that_a_port_has_tls_or_has_none(authority, tmp_path):
+def test_our_client_is_told_that_a_port_has_tls_or_has_none(authority: trustme.CA, tmp_path: Path) -> None:
     """The port itself cannot say so: what a client sees is the end of the connection."""
 
     async def play(world: World) -> None:
@@ -212,7 +220,9 @@ def test_our_client_is_told_that_a_port_has_tls_or_has_none(authority, tmp_path)
     scene(play, authority, tmp_path)
 
 
-def test_half_handshakes_keep_no_one_out(authority, tmp_path, caplog):
+def test_half_handshakes_keep_no_one_out(
+    authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def play(world: World) -> None:
         idle = []
         for _ in range(40):
@@ -227,7 +237,9 @@ def test_half_handshakes_keep_no_one_out(authority, tmp_path, caplog):
     scene(play, authority, tmp_path, {"ssl.handshakes.max": "8"})
 
 
-def test_a_handshake_ends_in_time(authority, tmp_path, caplog):
+def test_a_handshake_ends_in_time(
+    authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def play(world: World) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
         assert await reader.read() == b""
@@ -237,7 +249,9 @@ def test_a_handshake_ends_in_time(authority, tmp_path, caplog):
     scene(play, authority, tmp_path, {"ssl.handshake.timeout.ms": "50"})
 
 
-def test_a_changed_file_is_used_and_a_bad_one_is_not(authority, tmp_path, caplog):
+def test_a_changed_file_is_used_and_a_bad_one_is_not(
+    authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Connections that exist go on; the names of the certificate must stay."""
 
     async def served(world: World) -> str:
@@ -275,7 +289,7 @@ def test_a_changed_file_is_used_and_a_bad_one_is_not(authority, tmp_path, caplog
         scene(play, authority, tmp_path, {"ssl.reload.interval.ms": "5", "ssl.allow.dn.changes": "true"})
 
 
-def test_a_trust_store_that_is_changed_lets_others_in(authority, tmp_path):
+def test_a_trust_store_that_is_changed_lets_others_in(authority: trustme.CA, tmp_path: Path) -> None:
     """A new context with its own verify_mode and authorities, not the live one changed."""
     other = trustme.CA(key_type=EC)
 
@@ -293,7 +307,7 @@ def test_a_trust_store_that_is_changed_lets_others_in(authority, tmp_path):
     scene(play, authority, tmp_path, {"ssl.reload.interval.ms": "5", "ssl.client.auth": "required"})
 
 
-def test_bad_keys_of_all_listeners_are_told_before_any_socket_is_bound(tmp_path):
+def test_bad_keys_of_all_listeners_are_told_before_any_socket_is_bound(tmp_path: Path) -> None:
     given = {
         "listeners": "A://127.0.0.1:0,B://127.0.0.1:0",
         "listener.security.protocol.map": "A:SSL,B:SSL",
@@ -308,7 +322,7 @@ def test_bad_keys_of_all_listeners_are_told_before_any_socket_is_bound(tmp_path)
     asyncio.run(run())
 
 
-def test_librdkafka_is_told_the_address_of_its_own_listener(authority, tmp_path):
+def test_librdkafka_is_told_the_address_of_its_own_listener(authority: trustme.CA, tmp_path: Path) -> None:
     """And produces and consumes over TLS, a certificate of its own included."""
     (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
     own = authority.issue_cert("client", key_type=EC, common_name="alice")
@@ -324,7 +338,7 @@ def test_librdkafka_is_told_the_address_of_its_own_listener(authority, tmp_path)
         plain = AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=20)
         assert str(plain.brokers[1]).startswith(broker.bootstrap_servers)
         address = broker._config_texts["listeners"].split(",")[1].removeprefix("SSL://127.0.0.1:")
-        tls = {
+        tls: dict[str, Any] = {
             "bootstrap.servers": f"localhost:{address}",
             "security.protocol": "SSL",
             "ssl.ca.location": str(tmp_path / "ca.pem"),

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 from tests.support.raw_producer import RawProducer, make_topic
@@ -91,7 +92,7 @@ def test_what_happens_is_told_once_and_as_the_broker_tells_it(broker: EmbeddedBr
 def test_the_first_poll_goes_back_as_far_as_it_may(broker: EmbeddedBroker) -> None:
     commit(broker, "one")
 
-    async def follow(**how: int) -> list[TransactionTransition]:
+    async def follow(**how: Any) -> list[TransactionTransition]:
         config = {"bootstrap.servers": broker.bootstrap_servers}
         async with TransactionLogFollower(config, **how) as follower:
             return await poll_all(follower)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from tools.servers import apache_kafka
+from tools.servers import apache_kafka, maven
 from tools.servers.broker_process import make_tallystick_process
 
 from tallystick.testing import eventually
@@ -171,7 +171,7 @@ def java() -> Iterator[Driver]:
         pytest.skip(lack)
     try:
         driver = Driver()
-    except apache_kafka.Unavailable as exc:
+    except maven.Unavailable as exc:
         pytest.skip(str(exc))
     yield driver
     driver.close()

@@ -1,6 +1,7 @@
 """Groups that share a partition, and markers, under any order in which the news of durability comes."""
 
 import asyncio
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,10 +71,10 @@ class Prefix:
                 return
         raise AssertionError(f"what is live is no part of the log from {self.length} on: {live}")
 
-    def groups(self) -> dict[GroupId, object]:
+    def groups(self) -> dict[GroupId, Any]:
         found = self.world.coordinator.list_groups()
         assert isinstance(found, tuple)
-        return {group.group_id: group for group in found}  # type: ignore[misc]
+        return {group.group_id: group for group in found}
 
 
 async def play(events: list[object]) -> None:

@@ -529,9 +529,9 @@ class StallingDriver(Driver):
             self.gate,
             {"claim", "reclaim", "owns_prefix", "describe", "end", "recover", "list_open_ids"},
         )
-        claiming = DatabaseParticipants(cluster, self.row)  # type: ignore[arg-type]
+        claiming = DatabaseParticipants(cluster, self.row)
         log = Gated(self.log, self.gate, {"read", "append", "note", "mark_done", "forget"})
-        self.coordinator = SinkCoordinator(PREFIX, claiming, log, clock=self.clock)  # type: ignore[arg-type]
+        self.coordinator = SinkCoordinator(PREFIX, claiming, log, clock=self.clock)
 
 
 @pytest.mark.parametrize("doing", [begins, commits, aborts])

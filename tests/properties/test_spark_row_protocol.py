@@ -401,9 +401,9 @@ class StallingDriver(Driver):
         cluster = Gated(
             self.participants, self.gate, {"claim", "reclaim", "describe", "end", "recover", "open_ids"}
         )
-        claimed = Gated(DatabaseParticipants(cluster, self.row), self.gate, {"claim", "reclaim", "holds"})  # type: ignore[arg-type]
+        claimed = Gated(DatabaseParticipants(cluster, self.row), self.gate, {"claim", "reclaim", "holds"})
         log = Gated(self.log, self.gate, {"read", "append", "note", "mark_done", "forget"})
-        self.coordinator = SinkCoordinator(PREFIX, claimed, log, clock=self.clock)  # type: ignore[arg-type]
+        self.coordinator = SinkCoordinator(PREFIX, claimed, log, clock=self.clock)
 
 
 @pytest.mark.parametrize("doing", [begins, commits, aborts])

@@ -99,7 +99,7 @@ class Operator:
             return [row for row in page["rows"] if row["key"] == key and row["health"] == health]
 
         (row,) = find(await self.see("/transactions", lambda page: bool(find(page))))
-        return row  # type: ignore[no-any-return]
+        return row
 
     async def see_green(self, name: str) -> None:
         """Wait until nothing of this name is shown as open."""

@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tallystick import Admin, Consumer, PreparedTxnState, Producer, RebalanceListener, TopicPartition, errors
 from tallystick.testing import eventually
@@ -243,7 +244,7 @@ def producer_waits_for_metadata() -> None:
     assert written() == [b"a"]
 
 
-def _deliveries_refuse(*deliveries: object) -> None:
+def _deliveries_refuse(*deliveries: Any) -> None:
     for each in deliveries:
         refused(lambda: each.result())
         refused(lambda: each.result(60))

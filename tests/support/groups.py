@@ -1,7 +1,7 @@
 """The real group coordinator on an in-memory log, with a disk that the test controls."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from functools import wraps
 from itertools import count
 from typing import Any
@@ -35,7 +35,7 @@ T0 = TopicPartition("t", 0)
 class Turn:
     """An awaitable that lets everything that is ready run once."""
 
-    def __await__(self) -> Iterator[None]:
+    def __await__(self) -> Generator[None, None, None]:
         yield
 
 

@@ -100,7 +100,10 @@ def apply_to_model(
 
     Source: ScramControlManager; the lengths of a salt and a salted password are rules of ours.
     """
-    changes = (*request.deletions, *request.upsertions)
+    changes: tuple[ScramCredentialDeletion | ScramCredentialUpsertion, ...] = (
+        *request.deletions,
+        *request.upsertions,
+    )
     times = Counter(each.name for each in changes)
     codes: dict[str, int] = {}
     for each in changes:

@@ -230,7 +230,7 @@ class Leader(MemoryBroker):
 
 @asynccontextmanager
 async def leader(
-    disk: StorageEnvironment | None = None, *, markers: HeldMarkers | None = None, **settings: str
+    disk: StorageEnvironment | None = None, *, markers: HeldMarkers | None = None, **settings: Any
 ) -> AsyncIterator[Leader]:
     """Run a broker; `flush_policy="ack"` holds the disk as soon as `disk.holding` is set."""
     held = HeldDisk()

@@ -1,7 +1,7 @@
 """A whole broker without sockets, on an in-memory disk: requests go in as bytes, answers out as values."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
@@ -199,7 +199,7 @@ async def loaded(desk: MemoryBroker) -> None:
 class Turn:
     """An awaitable that lets everything that is ready run once."""
 
-    def __await__(self) -> Iterator[None]:
+    def __await__(self) -> Generator[None, None, None]:
         yield
 
 

@@ -214,8 +214,8 @@ class LakeQuery(DatabaseQuery):
         return to_topic(self.topic, key="value", value="value"), table
 
     def make_driver(self, phase: Phase | None) -> SinkContext:
-        station = LakeSinkContext if phase is None else dying(LakeSinkContext, phase)
-        return self.open(lambda options: station(options, self.target.location))  # type: ignore[arg-type]
+        station: Any = LakeSinkContext if phase is None else dying(LakeSinkContext, phase)
+        return self.open(lambda options: station(options, self.target.location))
 
 
 def build_rows(values: Sequence[str]) -> pa.RecordBatch:

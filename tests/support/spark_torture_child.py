@@ -98,7 +98,7 @@ def main() -> None:
     settings |= spec["settings"]
     spark = spark_session("torture", folder.path, master=spec["master"], settings=settings)
     spark.dataSource.register(TorturedSource)
-    java = spark.sparkContext._gateway.proc.pid  # type: ignore[attr-defined,union-attr]
+    java = spark.sparkContext._gateway.proc.pid
     folder.say("pids", f"{java} {os.getpid()}")
     for _ in range(spec["runs"]):
         outcome = one_run(spark, spec, folder)

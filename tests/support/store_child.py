@@ -75,7 +75,13 @@ def delta(path: str) -> tuple[DeltaStore, Callable[[Any, str], None]]:
 
 
 def waiting(kind: str, where: str, config: dict[str, object], step: str, value: str) -> None:
-    openers = {"rocksdb": rocksdb, "zookeeper": zookeeper, "django": django, "delta": delta}
+    openers: dict[str, Callable[[str], tuple[Any, Callable[[Any, str], None]]]]
+    openers = {
+        "rocksdb": rocksdb,
+        "zookeeper": zookeeper,
+        "django": django,
+        "delta": delta,
+    }
     store, write = openers[kind](where)
     store.create()
     writer: DualWriter[Any] = DualWriter(store, config, watch=killer(step))

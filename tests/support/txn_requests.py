@@ -17,7 +17,7 @@ from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequ
 
 
 def init(
-    name: str | None = "t", *, timeout: int = 60_000, pair: tuple[int, int] = (-1, -1), **flags: bool
+    name: str | None = "t", *, timeout: int = 60_000, pair: tuple[int, int] = (-1, -1), **flags: Any
 ) -> Any:
     return InitProducerIdRequest(
         transactional_id=name,
@@ -103,7 +103,7 @@ def pair_of(answer: Any) -> tuple[int, int]:
     return answer.producer_id, answer.producer_epoch
 
 
-async def claimed(desk: MemoryBroker, name: str = "t", **flags: bool) -> Pair:
+async def claimed(desk: MemoryBroker, name: str = "t", **flags: Any) -> Pair:
     """Return the producer id and epoch of a new incarnation; creates the topics and loads the coordinator."""
     await desk.make_topic("orders")
     await desk.ask(find(4, name), 4)

@@ -243,7 +243,7 @@ def test_consume_transform_produce(cluster: Any, java: Any) -> None:
     source, target = cluster.topic(4), cluster.topic(4)
     group = cluster.fresh_name("java-transform")
     feeder = Transactional(java, cluster, f"{group}-feeder")
-    wanted = []
+    wanted: list[Any] = []
 
     def feed(count: int) -> None:
         feeder.begin()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -102,7 +103,7 @@ class World:
         self.fs.mkdir("/data")
         self.reserve = DiskReserve(self.fs, "/data", 1 << 21)
 
-    def partition(self, flush_policy: FlushPolicy = "os", **settings: int) -> Partition:
+    def partition(self, flush_policy: FlushPolicy = "os", **settings: Any) -> Partition:
         name = TopicPartition("t", len(self.partitions))
         config = LogConfig(flush_policy=flush_policy, **settings)
         hooks = LogHooks(space_guard=UnlimitedSpace(), segment_cache=OpenSegmentCache())
@@ -122,8 +123,12 @@ class World:
         record = Record(0, self.clock.now_ms(), None, b"v" * 100, ())
         meta = BatchMeta()
         if identity is not None:
-            pair = {"producer_id": identity.producer_id, "producer_epoch": identity.epoch}
-            meta = BatchMeta(**pair, base_sequence=sequence, is_transactional=True)
+            meta = BatchMeta(
+                producer_id=identity.producer_id,
+                producer_epoch=identity.epoch,
+                base_sequence=sequence,
+                is_transactional=True,
+            )
         done = to.append(encode_batch([record], meta))
         assert isinstance(done, AppendResult)
         return done.base_offset

@@ -46,7 +46,7 @@ def test_the_doctor_shows_what_a_broker_says(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     row = DoctorRow(area="a", check=HOSTILE, status=Status.FAIL, detail=HOSTILE, action=HOSTILE)
     print_findings([row], OutputFormat.TABLE)
-    assert holds_no_control(sys.stdout.getvalue())  # type: ignore[attr-defined]
+    assert holds_no_control(sys.stdout.getvalue())  # type: ignore[union-attr]
 
 
 def test_errors_show_what_a_broker_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Arrow batches whose rows say where they go."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -60,7 +61,7 @@ def test_every_row_goes_where_it_says_as_it_is_and_in_order(rows: list[dict], as
     given_rows = batch(rows)
     if as_table:
         given_rows = pa.Table.from_batches([given_rows.slice(0, 1), given_rows.slice(1)])
-    seen = []
+    seen: list[Any] = []
     for share in split_by_partition(given_rows, None, NOW):
         section = assemble_batch(share.rows, share.rows.encode_section(), Codec.NONE, BatchProducerState())
         records = decode_records(section)

@@ -315,7 +315,7 @@ def test_where_greenlets_replace_threads_it_is_refused(
     """There the loop would let nothing else run: each call would hang, without a limit."""
     monkeypatch.setattr(thread_module, "_current", None)
     module = SimpleNamespace(**{asked: lambda which: which == patched})
-    monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, name, module)
     with pytest.raises(IllegalState, match=remedy):
         engine_thread()
     setattr(module, asked, lambda _: False)

@@ -1,6 +1,7 @@
 """What a reader of committed records sees, and where its position is afterwards."""
 
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -250,9 +251,9 @@ def test_what_was_written_is_read(records: int, keys: int, size: int, data: st.D
     st.booleans(),
 )
 def test_every_batch_is_read_as_iter_records_reads_it(
-    contents: list[tuple],
+    contents: list[tuple[Any, ...]],
     damage: list[tuple[int, int]],
-    gaps: bool,  # type: ignore[type-arg]
+    gaps: bool,
 ) -> None:
     """[CLI-70] With damage, too: the same records or InvalidBatch."""
     made = [

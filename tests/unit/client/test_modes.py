@@ -58,7 +58,7 @@ def test_a_mode_is_used_only_when_it_is_listed_and_possible() -> None:
     ]
     offers = [
         ClusterCapabilities(init_version=i, transaction_version=t, can_describe=d)
-        for i, t, d in product((2, 5, 6), (0, 1, 2), (0, 1))
+        for i, t, d in product((2, 5, 6), (0, 1, 2), (False, True))
     ]
     refusals = [(), *[(one,) for one in MODE_REFUSALS], tuple(MODE_REFUSALS)]
     for listed, offer, refused in product(lists, offers, refusals):

@@ -66,7 +66,7 @@ class Engine:
         return ProduceResponse(responses=(TopicProduceResponse(name="t", partition_responses=(part,)),))
 
     async def send(self, count: int) -> list[Delivery]:
-        deliveries = []
+        deliveries: list[Any] = []
         while len(deliveries) < count:
             try:
                 deliveries.append(self.engine.append("t", b"%d" % len(deliveries)))

@@ -279,7 +279,7 @@ def test_a_browser_that_sends_no_referrer_is_no_other_site() -> None:
     ],
     ids=str,
 )
-def test_a_form_that_is_not_the_one_that_was_shown_is_refused(changes: dict[str, str]) -> None:
+def test_a_form_that_is_not_the_one_that_was_shown_is_refused(changes: dict[str, Any]) -> None:
     """[ACT-4]"""
 
     async def story(visit: Visit) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,7 +42,7 @@ def list_kinds(state: ConsoleState) -> list[tuple[EventKind, str]]:
     return [(event.kind, event.subject) for event in state.events.events]
 
 
-def make_state(event_count: int, **settings: int) -> ConsoleState:
+def make_state(event_count: int, **settings: Any) -> ConsoleState:
     log = EventLog(**settings)
     for number in range(event_count):
         log = log.note("", f"note {number}", NOW_MS)

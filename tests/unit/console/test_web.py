@@ -318,7 +318,7 @@ def test_only_reading_is_possible() -> None:
 
 
 def test_vendored_files_are_as_their_authors_published_them() -> None:
-    sums = dict(
+    sums: dict[str, str] = dict(
         reversed(line.split("  ", 1))
         for line in (STATIC / "VENDORED.txt").read_text().splitlines()
         if "  " in line

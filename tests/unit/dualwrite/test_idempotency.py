@@ -78,7 +78,7 @@ def test_a_key_answers_for_what_is_committed_in_both_halves(
     row: dict[str, Any], shown: tuple[str, int] | None, outcome: KeyOutcome | None
 ) -> None:
     """[DW-28]"""
-    named = {"state": NAMED, "notes": True, "transaction_version": 2, "timeout_ms": 3000}
+    named: dict[str, Any] = {"state": NAMED, "notes": True, "transaction_version": 2, "timeout_ms": 3000}
     stored = StoredState(**({"transactional_id": "t", "owner": "o"} | named | row))
     half = None
     if shown is not None:

@@ -12,7 +12,7 @@ def test_a_task_that_is_cancelled_goes_on_with_no_writer(turns: int) -> None:
     """However far the writer has come that it waits for: its work must not start after that."""
 
     async def story() -> None:
-        free: asyncio.LifoQueue[str] = asyncio.LifoQueue()
+        free: asyncio.LifoQueue[str | None] = asyncio.LifoQueue()
         waiting = asyncio.create_task(take_free_async(free, 60))
         await asyncio.sleep(0)
         free.put_nowait("writer")
@@ -46,8 +46,8 @@ def test_a_task_that_is_cancelled_goes_on_after_no_event(turns: int) -> None:
 
 def test_a_limit_is_kept() -> None:
     async def story() -> None:
-        assert await take_free_async(asyncio.LifoQueue[str](), 0.001) is None
-        assert await take_free_async(asyncio.LifoQueue[str](), 0) is None
+        assert await take_free_async(asyncio.LifoQueue[str | None](), 0.001) is None
+        assert await take_free_async(asyncio.LifoQueue[str | None](), 0) is None
         await wait_event_async(asyncio.Event(), 0.001)
 
     asyncio.run(story())

@@ -43,7 +43,7 @@ class NeverFences(OwnStore):
 
     def begin(self) -> Transaction:
         txn = super().begin()
-        txn.record = lambda row, _=None: txn.put(row)  # type: ignore[method-assign]
+        txn.record = lambda row, _=None: txn.put(row)
         return txn
 
 
@@ -78,7 +78,7 @@ class RecordsAtOnce(OwnStore):
             txn.handle.execute("COMMIT")
             txn.handle.execute("BEGIN IMMEDIATE")
 
-        txn.record = at_once  # type: ignore[method-assign]
+        txn.record = at_once
         return txn
 
 

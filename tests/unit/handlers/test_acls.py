@@ -20,7 +20,7 @@ from tallystick.protocol.messages.security.acls import (
 from tallystick.security.principals import Principal
 
 ADMIN, ALICE = Principal("admin"), Principal("alice")
-SETTINGS = {"authorizer_class_name": STANDARD_AUTHORIZER, "super_users": "User:admin"}
+SETTINGS: dict[str, Any] = {"authorizer_class_name": STANDARD_AUTHORIZER, "super_users": "User:admin"}
 ALTER, DESCRIBE, READ, ALLOW = 7, 8, 3, 3
 TOPIC, CLUSTER = 2, 4
 

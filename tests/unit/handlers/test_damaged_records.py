@@ -10,7 +10,7 @@ from tests.support.memory_broker import MemoryBroker, memory_broker, memory_disk
 from harness.memory_fs import MemoryFileSystem
 from tallystick.broker.partitions.partition import Partition
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import LeaderEpoch
+from tallystick.kernel.ids import LeaderEpoch, Offset
 from tallystick.protocol.messages.data.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -99,7 +99,7 @@ async def test_a_time_is_not_looked_up_in_what_cannot_be_read(
 ) -> None:
     async with damaged(at, data) as (memory, partition):
         # The first batch is deleted, so that the second is read.
-        assert partition.delete_records_before(partition.log.log_end_offset - 1) is None
+        assert partition.delete_records_before(Offset(partition.log.log_end_offset - 1)) is None
         want = ListOffsetsPartition(partition_index=0, timestamp=1_000)
         topics = tuple(ListOffsetsTopic(name=name, partitions=(want,)) for name in ("good", "bad"))
         response = await memory.ask(ListOffsetsRequest(replica_id=-1, topics=topics), 7)

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import logging
 import threading
+from typing import Any
 
 import pytest
 from tests.support.leading import TOPIC, Leader, T, batch, leader, orders, request, turns
@@ -88,7 +89,7 @@ async def test_nothing_is_written_to_a_topic_that_is_being_deleted() -> None:
     async with leader() as made:
         identity = await made.identity(two_phase=True)
         deleting = asyncio.ensure_future(delete_topic(made))
-        codes = []
+        codes: list[Any] = []
         while not deleting.done():
             await asyncio.sleep(0)
             codes.append(await made.write(identity, len(codes)))

@@ -4,7 +4,7 @@ The coordinator is the real one on a log in memory; of the broker only what thes
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from itertools import count
@@ -218,7 +218,7 @@ def fetch_request(version: int, *, everything: bool = False, topic_id: UUID = TO
 class Turn:
     """Awaiting it lets everything that is ready run once."""
 
-    def __await__(self) -> Iterator[None]:
+    def __await__(self) -> Generator[None, None, None]:
         yield
 
 

@@ -48,7 +48,7 @@ from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.security.principals import ANONYMOUS, Principal
 
 ADMIN, ALICE = Principal("admin"), Principal("alice")
-SETTINGS = {"authorizer_class_name": STANDARD_AUTHORIZER, "super_users": "User:admin"}
+SETTINGS: dict[str, Any] = {"authorizer_class_name": STANDARD_AUTHORIZER, "super_users": "User:admin"}
 
 
 def bind(rights: Iterable[Right], permission: AclPermission) -> list[AclBinding]:

@@ -167,7 +167,7 @@ async def test_which_denial_gives_which_code(
 )
 @on_a_loop
 async def test_two_phase_commit_is_granted_apart(
-    denied: tuple[Any, ...], flags: dict[str, bool], code: ErrorCode
+    denied: tuple[Any, ...], flags: dict[str, Any], code: ErrorCode
 ) -> None:
     """KIP-939: Enable2Pc needs WRITE and TWO_PHASE_COMMIT, KeepPreparedTxn needs WRITE."""
     async with memory_broker() as desk:

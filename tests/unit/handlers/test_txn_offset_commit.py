@@ -159,7 +159,7 @@ async def fetch(desk: MemoryBroker, *, stable: bool = True, version: int = 9) ->
     known = desk.broker.topics.find("input")
     assert known is not None
     named = {"name": "input"} if version < 10 else {"topic_id": known.topic_id}
-    asked = (OffsetFetchRequestTopic(partition_indexes=(0,), **named),)  # type: ignore[arg-type]
+    asked = (OffsetFetchRequestTopic(partition_indexes=(0,), **named),)
     if version < 8:
         request = OffsetFetchRequest(group_id="g", topics=asked, require_stable=stable)
         (row,) = (await desk.ask(request, version)).topics[0].partitions

@@ -42,7 +42,7 @@ def test_is_checked_when_it_is_constructed_and_when_it_is_replaced() -> None:
     with pytest.raises(ValueError, match="must not be empty"):
         replace(Named(name="a"), name="")
     with pytest.raises(TypeError, match="has no field 'z'"):
-        replace(Point(1, 2), z=3)
+        replace(Point(1, 2), z=3)  # type: ignore[call-arg]
 
 
 def test_nothing_can_be_assigned_or_added() -> None:
@@ -50,7 +50,7 @@ def test_nothing_can_be_assigned_or_added() -> None:
     with pytest.raises(AttributeError):
         point.x = 2  # type: ignore[misc]
     with pytest.raises(AttributeError):
-        del point.x  # type: ignore[misc]
+        del point.x
     with pytest.raises((TypeError, AttributeError)):  # Python 3.13 says it of the attribute
         object.__setattr__(point, "z", 1)
     assert not hasattr(point, "__dict__")

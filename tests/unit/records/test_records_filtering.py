@@ -1,5 +1,7 @@
 """Rewriting batches: what stays, what may change, what is left when nothing is left."""
 
+from typing import Any
+
 import pytest
 
 from tallystick.kernel.check import InvariantBroken
@@ -25,7 +27,7 @@ RECORDS = [Record(20 + i, 1000 + i, b"key%d" % i, None if i % 5 == 4 else b"v" *
 WRITER = ProducerIdAndEpoch(ProducerId(7), ProducerEpoch(1))
 
 
-def batch(codec: Codec = Codec.NONE, **more: int) -> bytes:
+def batch(codec: Codec = Codec.NONE, **more: Any) -> bytes:
     meta = BatchMeta(
         base_offset=20, codec=codec, producer_id=7, producer_epoch=1, base_sequence=3, leader_epoch=2, **more
     )

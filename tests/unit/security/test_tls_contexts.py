@@ -51,7 +51,7 @@ def failure(client: TlsSettings, server: TlsSettings, host: str = "localhost") -
     return explain_handshake_failure(caught.value)
 
 
-def test_a_client_and_a_listener_shake_hands(authority):
+def test_a_client_and_a_listener_shake_hands(authority: trustme.CA) -> None:
     client, server = shake_hands(
         build_client_context(settings(**trust(authority))),
         build_server_context(settings(**own(authority, "localhost"))),
@@ -61,7 +61,7 @@ def test_a_client_and_a_listener_shake_hands(authority):
 
 
 @pytest.mark.parametrize("client_auth", ["requested", "required"])
-def test_a_client_shows_its_certificate(authority, client_auth):
+def test_a_client_shows_its_certificate(authority: trustme.CA, client_auth: str) -> None:
     _, server = shake_hands(
         build_client_context(settings(**trust(authority), **own(authority, "a@example.org"))),
         build_server_context(
@@ -71,7 +71,7 @@ def test_a_client_shows_its_certificate(authority, client_auth):
     assert server.getpeercert(binary_form=True)
 
 
-def test_a_client_without_certificate(authority):
+def test_a_client_without_certificate(authority: trustme.CA) -> None:
     client = settings(**trust(authority))
     listener = {**own(authority, "localhost"), **trust(authority)}
     _, server = shake_hands(
@@ -83,7 +83,7 @@ def test_a_client_without_certificate(authority):
     assert "sent no certificate, and ssl.client.auth is required" in text
 
 
-def test_stores_of_java_shake_hands():
+def test_stores_of_java_shake_hands() -> None:
     """The trust store has the certificate itself: for Java that is an anchor, of whatever kind."""
     server = settings(
         ssl_keystore_location=VECTORS / "key.jks",
@@ -97,7 +97,7 @@ def test_stores_of_java_shake_hands():
     shake_hands(build_client_context(client), build_server_context(server))
 
 
-def test_encrypted_pem_key():
+def test_encrypted_pem_key() -> None:
     key, certificate = make_key_pair()
     texts = {
         "ssl_keystore_key": format_key(key, "right"),
@@ -108,7 +108,7 @@ def test_encrypted_pem_key():
         build_server_context(settings(**texts, ssl_key_password="wrong"))
 
 
-def test_failures_have_names(authority, other):
+def test_failures_have_names(authority: trustme.CA, other: trustme.CA) -> None:
     server = settings(**own(authority, "localhost"))
     assert "is not in ssl.truststore.location" in failure(settings(**trust(other)), server)
     assert "it names another host" in failure(settings(**trust(authority)), server, "elsewhere")
@@ -121,13 +121,13 @@ def test_failures_have_names(authority, other):
 
 
 @pytest.mark.parametrize("algorithm", ["none", ""])
-def test_a_host_name_may_go_unchecked(authority, algorithm):
+def test_a_host_name_may_go_unchecked(authority: trustme.CA, algorithm: str) -> None:
     client = settings(**trust(authority), ssl_endpoint_identification_algorithm=algorithm)
     server = settings(**own(authority, "localhost"))
     shake_hands(build_client_context(client), build_server_context(server), "elsewhere")
 
 
-def test_plain_bytes_on_a_tls_port(authority):
+def test_plain_bytes_on_a_tls_port(authority: trustme.CA) -> None:
     context = build_server_context(settings(**own(authority, "localhost")))
     for sent, why in ((b"\0\0\0\x1a\0\x12\0\3", "does not speak TLS"), (b"GET / HTTP/1.1", "speaks HTTP")):
         incoming = ssl.MemoryBIO()
@@ -138,14 +138,14 @@ def test_plain_bytes_on_a_tls_port(authority):
         assert why in explain_handshake_failure(caught.value)
 
 
-def test_foreign_protocols_are_told_by_their_first_bytes():
+def test_foreign_protocols_are_told_by_their_first_bytes() -> None:
     assert find_foreign_protocol(b"\x16\x03\x01\x02") == "TLS"
     assert find_foreign_protocol(b"GET / HTTP") == "HTTP"
     assert find_foreign_protocol(b"\0\0\0\x1a\0\x12") is None
     assert find_foreign_protocol(b"") is None
 
 
-def test_weak_and_foreign_keys_are_named():
+def test_weak_and_foreign_keys_are_named() -> None:
     key, certificate = make_key_pair(rsa.generate_private_key(65537, 1024))
     weak = {
         "ssl_keystore_key": format_key(key),
@@ -158,7 +158,7 @@ def test_weak_and_foreign_keys_are_named():
         build_server_context(settings(**stranger))
 
 
-def test_an_expired_certificate_is_a_warning(caplog):
+def test_an_expired_certificate_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     key, certificate = make_key_pair(valid=(timedelta(days=-9), timedelta(days=-1)))
     with caplog.at_level(logging.WARNING, "tallystick.security.tls"):
         build_server_context(
@@ -170,7 +170,7 @@ def test_an_expired_certificate_is_a_warning(caplog):
     assert "the certificate expired on" in caplog.text
 
 
-def test_all_problems_are_told_together(authority):
+def test_all_problems_are_told_together(authority: trustme.CA) -> None:
     with pytest.raises(BadConfig) as caught:
         build_server_context(
             settings(
@@ -182,7 +182,7 @@ def test_all_problems_are_told_together(authority):
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_client_auth_needs_a_trust_store(authority):
+def test_client_auth_needs_a_trust_store(authority: trustme.CA) -> None:
     with pytest.raises(BadConfig, match=r"ssl\.client\.auth=required without ssl\.truststore\.location"):
         build_server_context(settings(**own(authority, "localhost"), ssl_client_auth="required"))
 
@@ -190,14 +190,14 @@ def test_client_auth_needs_a_trust_store(authority):
 # ------------------------------------------------------------------------------ ciphers
 
 
-def test_names_of_java_and_of_openssl_are_taken():
+def test_names_of_java_and_of_openssl_are_taken() -> None:
     both = choose_ciphers(["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "ECDHE-ECDSA-AES256-GCM-SHA384"])
     assert both == CipherChoice(("ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-ECDSA-AES256-GCM-SHA384"), True, False)
     assert choose_ciphers(["A:B"]).openssl == ("A", "B")
     assert choose_ciphers([]) == CipherChoice((), True, True)
 
 
-def test_every_java_name_is_one_of_openssl():
+def test_every_java_name_is_one_of_openssl() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     for exchange in ("ECDHE_ECDSA", "ECDHE_RSA"):
         for cipher in ("AES_128_GCM_SHA256", "AES_256_GCM_SHA384", "CHACHA20_POLY1305_SHA256"):
@@ -206,7 +206,7 @@ def test_every_java_name_is_one_of_openssl():
             assert name in {found["name"] for found in context.get_ciphers()}
 
 
-def test_suites_of_tls_1_2_leave_only_that_version(authority):
+def test_suites_of_tls_1_2_leave_only_that_version(authority: trustme.CA) -> None:
     listener = settings(
         **own(authority, "localhost"), ssl_cipher_suites="TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
     )
@@ -217,7 +217,7 @@ def test_suites_of_tls_1_2_leave_only_that_version(authority):
     assert client.cipher() == ("ECDHE-ECDSA-AES256-GCM-SHA384", "TLSv1.2", 256)
 
 
-def test_some_suites_of_tls_1_3_are_refused():
+def test_some_suites_of_tls_1_3_are_refused() -> None:
     with pytest.raises(BadConfig, match=r"TLS_CHACHA20_POLY1305_SHA256 is missing"):
         choose_ciphers(["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384"])
     with pytest.raises(BadConfig, match=r"'TLS_RSA_WITH_NULL' is not a suite"):

@@ -35,7 +35,7 @@ def pem() -> tuple[str, str]:
     return format_key(key), format_certificate(certificate)
 
 
-def test_jks_key_has_its_own_password():
+def test_jks_key_has_its_own_password() -> None:
     store = load_key_store(
         settings(
             ssl_keystore_location=VECTORS / "key.jks",
@@ -51,7 +51,7 @@ def test_jks_key_has_its_own_password():
     assert private.public_key() == public
 
 
-def test_pkcs12_is_read_whatever_the_name_and_the_type():
+def test_pkcs12_is_read_whatever_the_name_and_the_type() -> None:
     given_type = settings(
         ssl_keystore_location=VECTORS / "key_pkcs12.jks",
         ssl_keystore_password=SECRET,
@@ -63,7 +63,7 @@ def test_pkcs12_is_read_whatever_the_name_and_the_type():
 
 
 @pytest.mark.parametrize("password", [None, SECRET])
-def test_jks_trust_store_needs_no_password(password):
+def test_jks_trust_store_needs_no_password(password: str | None) -> None:
     found = load_trust_store(
         settings(
             ssl_truststore_location=VECTORS / "trust.jks",
@@ -74,14 +74,14 @@ def test_jks_trust_store_needs_no_password(password):
     assert set(found) == {KEY_DER, PKCS12_DER}
 
 
-def test_pkcs12_trust_store():
+def test_pkcs12_trust_store() -> None:
     path = VECTORS / "trust.p12"
     assert load_trust_store(settings(ssl_truststore_location=path, ssl_truststore_password=SECRET)) == (
         KEY_DER,
     )
 
 
-def test_pem_store_in_one_file_in_two_and_inline(tmp_path, pem):
+def test_pem_store_in_one_file_in_two_and_inline(tmp_path: Path, pem: tuple[str, str]) -> None:
     key, chain = pem
     (tmp_path / "both.pem").write_text(f"a comment\n{key}{chain}")
     (tmp_path / "tls.key").write_text(key)
@@ -100,7 +100,7 @@ def test_pem_store_in_one_file_in_two_and_inline(tmp_path, pem):
     }
 
 
-def test_trust_store_may_be_a_directory(tmp_path, pem):
+def test_trust_store_may_be_a_directory(tmp_path: Path, pem: tuple[str, str]) -> None:
     (tmp_path / "1.crt").write_text(pem[1])
     (tmp_path / "same.pem").write_text(pem[1])
     (tmp_path / "README").write_text("not PEM")
@@ -109,7 +109,7 @@ def test_trust_store_may_be_a_directory(tmp_path, pem):
     assert len(found) == 1
 
 
-def test_without_settings_there_is_no_store():
+def test_without_settings_there_is_no_store() -> None:
     assert load_key_store(settings()) is None
     assert load_trust_store(settings()) is None
 
@@ -143,19 +143,19 @@ def test_without_settings_there_is_no_store():
         ({"ssl_keystore_locaton": "/f"}, "did you mean ssl.keystore.location?"),
     ],
 )
-def test_settings_that_contradict_each_other(texts, problem):
+def test_settings_that_contradict_each_other(texts: dict[str, object], problem: str) -> None:
     with pytest.raises(BadConfig, match=r"(?s).*") as caught:
         settings(**texts)
     assert problem in str(caught.value)
 
 
-def test_all_problems_of_settings_are_told_together():
+def test_all_problems_of_settings_are_told_together() -> None:
     with pytest.raises(BadConfig) as caught:
         settings(ssl_keystore_key="k", ssl_truststore_password="p")
     assert len(str(caught.value).splitlines()) == 2
 
 
-def test_bad_key_stores(tmp_path, pem):
+def test_bad_key_stores(tmp_path: Path, pem: tuple[str, str]) -> None:
     key, chain = pem
     secret_key = format_key(make_key_pair()[0], "right")
 
@@ -191,7 +191,7 @@ def test_bad_key_stores(tmp_path, pem):
     assert "JCEKS" in refusal(b"\xce\xce\xce\xce\0\0\0\2")
 
 
-def test_bad_trust_stores(tmp_path, pem):
+def test_bad_trust_stores(tmp_path: Path, pem: tuple[str, str]) -> None:
     with pytest.raises(BadKeyStore, match=r"/none: No such file or directory"):
         load_trust_store(settings(ssl_truststore_location="/none"))
     path = tmp_path / "trust"
@@ -209,7 +209,7 @@ def test_bad_trust_stores(tmp_path, pem):
         load_trust_store(settings(ssl_truststore_location=path))
 
 
-def test_pkcs12_names_the_extra_it_needs(monkeypatch):
+def test_pkcs12_names_the_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     real = _lazy.load
 
     def no_cryptography(name: str) -> object:
@@ -224,7 +224,7 @@ def test_pkcs12_names_the_extra_it_needs(monkeypatch):
         )
 
 
-def test_secrets_are_not_shown(pem):
+def test_secrets_are_not_shown(pem: tuple[str, str]) -> None:
     shown = settings(
         ssl_keystore_location="/f",
         ssl_keystore_password="geheim",
@@ -242,7 +242,7 @@ def test_secrets_are_not_shown(pem):
 
 
 @given(data=st.data())
-def test_a_damaged_jks_store_is_refused_or_read(data):
+def test_a_damaged_jks_store_is_refused_or_read(data: st.DataObject) -> None:
     whole = bytearray((VECTORS / "key.jks").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(4, len(whole) - 1))] = data.draw(st.integers(0, 255))
@@ -264,12 +264,12 @@ def test_a_damaged_jks_store_is_refused_or_read(data):
         "00000002 00000001 00000009 0000 0000000000000000",  # a tag that is unknown
     ],
 )
-def test_jks_promises_are_compared_with_the_bytes(body):
+def test_jks_promises_are_compared_with_the_bytes(body: str) -> None:
     with pytest.raises(BadJks):
         parse_jks(bytes.fromhex("feedfeed" + body.replace(" ", "")), None)
 
 
-def test_types_are_told_by_bytes():
+def test_types_are_told_by_bytes() -> None:
     key, certificate = make_key_pair()
     made = pkcs12.serialize_key_and_certificates(
         b"n", key, certificate, None, serialization.BestAvailableEncryption(b"p")

@@ -1,7 +1,7 @@
 """What a process keeps belongs to the options it was made for."""
 
 import gc
-from typing import cast
+from typing import Any, cast
 from weakref import ref
 
 import pytest
@@ -21,7 +21,7 @@ OPTIONS = SinkOptions(prefix="p", client={"bootstrap.servers": "127.0.0.1:9"}, t
 @pytest.mark.parametrize(
     "other", [{"topic": "b"}, {"on_new_checkpoint": NewCheckpoint.RESTART}, {"checkpoint": "/d"}], ids=str
 )
-def test_a_query_with_other_options_does_not_have_the_old_ones(other: dict[str, object]) -> None:
+def test_a_query_with_other_options_does_not_have_the_old_ones(other: dict[str, Any]) -> None:
     """A worker outlives queries: rows must not go to the topic of the one before."""
     changed = replace(OPTIONS, **other)
     assert get_sink_context(OPTIONS) is get_sink_context(OPTIONS)

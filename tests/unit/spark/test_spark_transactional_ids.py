@@ -63,7 +63,7 @@ def test_ids_are_bounded_by_two_batches(tasks: list[int], pair: object) -> None:
     for batch_id, count in enumerate(tasks):
         lease = BatchLease(
             nonce=f"n{batch_id}", coordinator=pair, transaction_version=2, last_decision=decided
-        )  # type: ignore[arg-type]
+        )
         taken = {str(ids.acquire(lease)) for _ in range(count)}
         assert len(taken) == count
         assert not taken & before

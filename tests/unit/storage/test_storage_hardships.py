@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -78,8 +79,8 @@ def fill_segments(log: Log, count: int) -> None:
         append(log)
 
 
-def reopen(fs: MemoryFileSystem, config: LogConfig = CONFIG, **ended: int | bool) -> Log:
-    return open_log(fs, "d", TP, config, HOOKS, PriorShutdown(**{"was_clean": False, **ended}))[0]
+def reopen(fs: MemoryFileSystem, config: LogConfig = CONFIG, **ended: Any) -> Log:
+    return open_log(fs, "d", TP, config, HOOKS, PriorShutdown(**({"was_clean": False} | ended)))[0]
 
 
 def offsets(log: Log) -> list[int]:

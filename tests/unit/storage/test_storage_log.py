@@ -2,6 +2,7 @@
 
 import errno
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,8 @@ def create(config: LogConfig = SMALL, fs: MemoryFileSystem | None = None) -> tup
     return fs, create_log(fs, "d", TP, config, hooks())
 
 
-def reopen(fs: MemoryFileSystem, config: LogConfig = SMALL, **ended: int | bool) -> Log:
-    return open_log(fs, "d", TP, config, hooks(), PriorShutdown(**{"was_clean": False, **ended}))[0]
+def reopen(fs: MemoryFileSystem, config: LogConfig = SMALL, **ended: Any) -> Log:
+    return open_log(fs, "d", TP, config, hooks(), PriorShutdown(**({"was_clean": False} | ended)))[0]
 
 
 def batch(

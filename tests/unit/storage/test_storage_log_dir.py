@@ -207,7 +207,7 @@ def test_a_sync_that_goes_wrong_in_any_way_is_told_and_others_go_on(monkeypatch:
     """A thread that dies in silence would leave every producer waiting."""
     directory = LogDir.open(MemoryFileSystem(), "d", DirectoryOptions())
     bad, good = (directory.get_or_create(TopicPartition("t", p), CONFIG, ID) for p in (0, 1))
-    monkeypatch.setattr(bad, "sync", lambda: {}["no such file"])
+    monkeypatch.setattr(bad, "sync", lambda: dict[str, None]()["no such file"])
     synced: list[Log] = []
     failed: list[Log] = []
     commit = GroupCommit(lambda log, _: synced.append(log), lambda log, _: failed.append(log))

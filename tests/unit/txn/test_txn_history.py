@@ -1,12 +1,12 @@
 """The history of transactional ids in the coordinator: who did what, within bounds, over restarts."""
 
 import asyncio
-from dataclasses import dataclass
 
 from tests.support.txn_coordinator import P0, P1, T, World, add, commit, on_a_loop
 from tests.support.txn_words import ident
 
 from tallystick.broker.coordinator.reload import BACKOFF_MS
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn import history
 from tallystick.broker.txn.codec import encode_record
 from tallystick.broker.txn.history import CLIENT_ID_MAX, HISTORY_MAX, TransactionHistory
@@ -18,6 +18,7 @@ from tallystick.broker.txn.machine.commands import (
 )
 from tallystick.broker.txn.machine.model import IdlePhase, TxnEntry
 from tallystick.kernel.ids import TimestampMs, TransactionalId
+from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.protocol.transaction_history import TransitionKind
 
@@ -25,11 +26,12 @@ K = TransitionKind
 EIO = OSError("input/output error")
 
 
-@dataclass
-class Someone:
-    client_id: str | None = "orders"
-    client_host: str = "10.0.0.7"
-    client_port: int = 40_001
+def someone(
+    client_id: str = "orders", client_host: str = "10.0.0.7", client_port: int = 40_001
+) -> RequestContext:
+    return RequestContext(
+        ApiKey.INIT_PRODUCER_ID, 0, 1, client_id, client_host, connection_id=1, client_port=client_port
+    )
 
 
 def kinds(world: World, name: TransactionalId = T) -> list[TransitionKind | int]:
@@ -66,7 +68,7 @@ async def test_a_transaction_is_told_from_its_first_client_to_its_last_marker() 
 @on_a_loop
 async def test_it_names_the_client_that_asked_and_nobody_for_what_the_broker_did() -> None:
     async with World() as world:
-        first, second = Someone(), Someone("billing", "10.0.0.8", 40_002)
+        first, second = someone(), someone("billing", "10.0.0.8", 40_002)
         await world.coordinator.execute(T, InitProducerId(timeout_ms=1_000), first)
         who = world.entry().client
         await world.coordinator.execute(T, add(who, P0), first)
@@ -114,10 +116,10 @@ async def test_nothing_is_noted_before_the_log_has_it() -> None:
 async def test_a_restart_reads_it_back_without_who_asked() -> None:
     """[HIS-1]"""
     async with World() as world:
-        await world.coordinator.execute(T, InitProducerId(timeout_ms=1_000), Someone())
+        await world.coordinator.execute(T, InitProducerId(timeout_ms=1_000), someone())
         who = world.entry().client
         world.clock.advance(5)
-        await world.coordinator.execute(T, add(who, P0), Someone())
+        await world.coordinator.execute(T, add(who, P0), someone())
         before = world.coordinator.list_transitions(T)
         await world.restart()
         after = world.coordinator.list_transitions(T)
@@ -130,10 +132,10 @@ async def test_a_restart_reads_it_back_without_who_asked() -> None:
 @on_a_loop
 async def test_a_partition_that_is_read_back_repeats_nothing_and_adds_what_was_unheard() -> None:
     async with World() as world:
-        await world.coordinator.execute(T, InitProducerId(timeout_ms=1_000), Someone())
+        await world.coordinator.execute(T, InitProducerId(timeout_ms=1_000), someone())
         who = world.entry().client
         world.clock.advance(5)
-        await world.coordinator.execute(T, add(who, P0), Someone())
+        await world.coordinator.execute(T, add(who, P0), someone())
         world.clock.advance(5)
         world.log.unheard = EIO
         await world.ask(commit(who))
@@ -208,7 +210,7 @@ def test_the_ids_that_were_quiet_for_longest_go_first() -> None:
 def test_a_long_client_id_is_cut() -> None:
     """[HIS-2] 32 kB would be kept for each of its transitions."""
     kept = TransactionHistory()
-    kept.note(entry("t", 0), Someone(client_id="x" * 32_000))
+    kept.note(entry("t", 0), someone(client_id="x" * 32_000))
     (told,) = kept.list_transitions(T)
     assert told.client_id == "x" * CLIENT_ID_MAX
 
