@@ -17,7 +17,7 @@ def test_an_error_in_a_query_is_in_the_log_and_not_on_the_terminal(
     name: str, *, made_before: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """PySpark writes it as an object of JSON, before the command says it in words."""
-    logging.Logger.manager.loggerDict.pop(name, None)
+    forget_loggers()
     if made_before:
         spark_log.PySparkLogger.getLogger(name)
     log = tmp_path / "tallystick.log"
@@ -30,4 +30,10 @@ def test_an_error_in_a_query_is_in_the_log_and_not_on_the_terminal(
     assert json.loads(line)["context"] == {"errorClass": "UNRESOLVED_COLUMN"}
     logger.error("said afterwards")
     assert "said afterwards" in capfd.readouterr().err
-    logging.Logger.manager.loggerDict.pop(name)  # its stream is this test's
+    forget_loggers()
+
+
+def forget_loggers() -> None:
+    """Forget all of them: a handler keeps the stream that was standard error when it was made."""
+    for name in _QUERY_LOGGERS:
+        logging.Logger.manager.loggerDict.pop(name, None)

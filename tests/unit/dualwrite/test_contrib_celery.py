@@ -67,7 +67,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 
 
 def declare(app: Celery, name: str = "shop.pay") -> Any:
-    @app.task(base=PaymentTask, name=name, default_retry_delay=0)
+    @app.task(base=PaymentTask, name=name, default_retry_delay=0, shared=False)
     def pay(txn: Any, customer: str, *, cents: int) -> list[Any]:
         return [txn, customer, cents]
 
@@ -210,7 +210,7 @@ def test_what_a_function_tells_celery_stands(
     sent: list[Signature] = []
     monkeypatch.setattr(Signature, "apply_async", lambda signature: sent.append(signature))
 
-    @app.task(base=RepeatingTask, name="shop.pay", bind=True)
+    @app.task(base=RepeatingTask, name="shop.pay", bind=True, shared=False)
     def pay(self: Any, txn: Any) -> None:
         try:
             raise locked()

@@ -174,7 +174,8 @@ def test_a_stored_default_that_contradicts_a_topic_does_not_keep_the_broker_from
         disk = memory_disk()
         async with memory_broker(disk) as desk:
             await desk.broker.topic_controller.create(TopicSpec(TOPIC, 1, own))
-            desk.broker.metadata_store.set_broker_config("", stored)
+            store = desk.broker.metadata_store
+            await desk.broker.worker.run(lambda: store.set_broker_config("", stored))
         async with memory_broker(disk) as desk:
             (message,) = [
                 each.getMessage()
