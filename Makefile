@@ -1,7 +1,9 @@
 # The two commands are `make run` and `make test`; the rest is for developers (CONTRIBUTING.md).
 # Logic lives in tools/*.py; a recipe here only says what is run.
 
-PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
+# The newest that runs: a name on the PATH may be a shim of pyenv's for a version that is not chosen.
+PYTHON ?= $(shell for each in python3.13 python3.12 python3.11 python3; do \
+	$$each -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && echo $$each && break; done)
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
