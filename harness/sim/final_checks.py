@@ -71,9 +71,9 @@ class FinalChecks:
     def _is_moved(self, live: TxnEntry, replayed_entry: TxnEntry) -> bool:
         """Return whether an id has another producer id, which no client has used, and nothing else."""
         client = replayed_entry.client
-        moved = replace(live, client=client, previous_identity=None, updated_ms=replayed_entry.updated_ms)
+        as_before = replace(live, client=client, previous_identity=None, updated_ms=replayed_entry.updated_ms)
         is_new = client.epoch == 0 and client.producer_id > live.client.producer_id
-        return self.faults.may_lose_acknowledged and is_new and moved == replayed_entry
+        return self.faults.may_lose_acknowledged and is_new and as_before == replayed_entry
 
     def _is_expired(self, entry: TxnEntry, now_ms: TimestampMs) -> bool:
         limit = self.faults.settings.get("transactional.id.expiration.ms")
