@@ -49,7 +49,7 @@ os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
 
 # What is loaded stays: to look through it for garbage time and again is a tenth of the quick loop.
 gc.disable()
-# A client of librdkafka that is garbage and is collected in a forked child waits there for the threads of the parent.
+# A client of librdkafka that is collected as garbage in a forked child waits there for threads of the parent.
 os.register_at_fork(before=gc.collect)
 
 
