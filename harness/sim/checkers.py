@@ -251,11 +251,13 @@ def check_order(history: History, visible: Mapping[TopicPartition, Sequence[str]
     A late request of a transaction may be taken for one of a later transaction with the same identity, where
     a disk has lost that the identity was given.
     """
-    repeats = {text for txn in history.txns if txn.writer in history.reused_identities for text in txn.records}
+    sent_again = {
+        text for txn in history.txns if txn.writer in history.reused_identities for text in txn.records
+    }
     for partition, texts in visible.items():
         last: dict[str, tuple[int, int]] = {}
         for text in texts:
-            if text in repeats:
+            if text in sent_again:
                 continue
             owner, number, index = text.split(":")
             place = (int(number), int(index))
