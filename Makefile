@@ -22,10 +22,10 @@ unexport PYTHONDONTWRITEBYTECODE
 LEFT_TO_FULL := tests/crash/test_spark_torture.py tests/crash/test_spark_cluster.py tests/crash/test_spark_database.py \
 	tests/crash/test_spark_on_kafka.py tests/interop/java tests/interop/failover \
 	tests/interop/security tests/interop/modes/test_interop_resume.py tests/interop/kafka_tools/test_interop_dump_log.py \
-	tests/integration/test_spark_connect.py tests/integration/test_spark_connect_foreach.py \
-	tests/integration/test_spark_own_source.py tests/integration/test_spark_differences.py \
-	tests/integration/test_spark_moving.py tests/integration/test_spark_versions.py tests/integration/test_spark_hdfs.py tests/integration/test_spark_submit.py \
-	tests/integration/test_avro_to_delta_example.py \
+	tests/integration/spark/test_spark_connect.py tests/integration/spark/test_spark_connect_foreach.py \
+	tests/integration/spark/test_spark_own_source.py tests/integration/spark/test_spark_differences.py \
+	tests/integration/spark/test_spark_moving.py tests/integration/spark/test_spark_versions.py tests/integration/spark/test_spark_hdfs.py tests/integration/spark/test_spark_submit.py \
+	tests/integration/schemas/test_avro_to_delta_example.py \
 	tests/browser/test_pages.py tests/browser/test_keyboard.py tests/browser/test_hostile_names.py \
 	tests/browser/test_live_cluster.py
 
@@ -72,7 +72,7 @@ interop: $(READY) ## Apache's and librdkafka's clients, on our broker and on Apa
 
 spark-versions: $(READY) ## the Spark parts with each older PySpark that they work with, taken once (1.8 GB)
 	@$(BIN)/python -m tools.servers.pyspark_versions
-	@$(BIN)/python -m pytest tests/integration/test_spark_versions.py
+	@$(BIN)/python -m pytest tests/integration/spark/test_spark_versions.py
 
 crash: $(READY) ## the long form of every crash test; more of the random ones: make crash SEEDS=24
 	@TALLYSTICK_LONG=1 $(if $(SEEDS),TALLYSTICK_SEEDS=$(SEEDS)) $(BIN)/python -m pytest -o timeout=3600 $(TWO) --dist loadfile tests/crash

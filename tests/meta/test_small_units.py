@@ -40,9 +40,9 @@ SHORT = (
     "tests/unit/client/test_fetching.py",
     "tests/unit/spark/test_spark_tallying.py",
     "tests/spec/test_kip_98_read_committed.py",
-    "tests/integration/test_client_consumer.py",
-    "tests/integration/test_admin_transactions.py",
-    "tests/integration/test_console_lookups.py",
+    "tests/integration/client/test_client_consumer.py",
+    "tests/integration/admin/test_admin_transactions.py",
+    "tests/integration/console/test_console_lookups.py",
 )
 MORE = (
     *(
@@ -52,8 +52,9 @@ MORE = (
     *(f"tests/unit/{name}" for name in ("console/test_lag_counts.py", "dualwrite", "spark", "storage")),
     "tests/spec",
     "tests/properties/test_spark_protocol.py",
-    *(f"tests/integration/test_{name}.py" for name in ("arrow_both_ways", "broker_wire", "lake_delta")),
-    "tests/integration/test_transaction_log_follower.py",
+    *(f"tests/integration/{name}.py" for name in ("broker/test_broker_wire", "lake/test_lake_delta")),
+    "tests/integration/client/test_arrow_both_ways.py",
+    "tests/integration/client/test_transaction_log_follower.py",
 )
 LEFT_OUT = {
     "it names the size of a unit": (
@@ -67,7 +68,7 @@ LEFT_OUT = {
         "tests/unit/lake/test_lake_data_files.py::test_rows_become_one_file_in_the_tables_types",
         "tests/unit/lake/test_lake_data_files.py::test_uploads_of_many_partitions_are_ended_in_time",
         "tests/unit/console/test_lag_counts.py::test_what_is_too_much_to_read_is_given_up",
-        "tests/integration/test_transaction_log_follower.py::test_one_poll_reads_a_bounded_number",
+        "tests/integration/client/test_transaction_log_follower.py::test_one_poll_reads_a_bounded_number",
     ),
     "it counts the turns of the loop": (
         "tests/unit/handlers/test_distinct.py::test_a_waiting_fetch_counts_only_the_partition_that_moved",

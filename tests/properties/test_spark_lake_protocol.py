@@ -1,8 +1,8 @@
 """Topic and lake table in one decision: a toy cluster and a toy table, a driver stopped at every effect.
 
 The table is a list of versions with "create if absent", which is all that the rules ask of a table format;
-tests/integration/test_lake_delta.py shows that Delta has it. Answers get lost, commits arrive late, and other
-writers commit in between.
+tests/integration/lake/test_lake_delta.py shows that Delta has it. Answers get lost, commits arrive late, and
+other writers commit in between.
 """
 
 import asyncio

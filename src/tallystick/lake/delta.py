@@ -10,7 +10,7 @@ still knows that something was decided, and reading raises EntryLost [LAK-2].
 check for conflicts and does not rebase, but writes the entry of one version with "create if absent"
 (delta-rs, crates/core/src/kernel/transaction/mod.rs, at 2c996fa9). Should it ever merge, the conflict checker
 refuses a commit whose application id an interim commit has moved (`ConcurrentTransaction`). Both are pinned
-by tests/integration/test_lake_delta.py.
+by tests/integration/lake/test_lake_delta.py.
 """
 
 import hashlib

@@ -5,7 +5,7 @@ manifest needs more than the file tells later: the partition of `bucket` cannot 
 `Table.add_files` refuses such tables. So the task that writes a file says what it has written.
 
 The names used of `pyiceberg.io.pyarrow` are those that its own writer uses for statistics: public, and not
-documented. tests/integration/test_lake_iceberg_files.py pins them by reading with filters.
+documented. tests/integration/lake/test_lake_iceberg_files.py pins them by reading with filters.
 """
 
 import json

@@ -1,6 +1,6 @@
 """What each version of Spark has for us: Python data sources came in 4.0, and grew until 4.2. Pure.
 
-docs/spark.md has the table for users, and `tests/integration/test_spark_versions.py` runs every cell of it.
+docs/spark.md has the table for users; `tests/integration/spark/test_spark_versions.py` runs every cell of it.
 """
 
 import re

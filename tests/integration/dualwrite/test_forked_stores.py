@@ -15,7 +15,7 @@ from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _names = count()
 
 STATES = ("constructed", "created", "used")

@@ -47,7 +47,7 @@ from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # So long that no heartbeat comes by itself: the test renews, keeps up, and lets leases expire.
 LEASE = Lease(duration_ms=86_400_000)
 Pool = WriterPool[SqlTransaction]

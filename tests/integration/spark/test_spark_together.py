@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROWS = 40
 BEGAN_S = 1_700_000_000
 

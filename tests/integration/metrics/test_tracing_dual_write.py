@@ -327,7 +327,7 @@ def test_a_recovery_in_another_process_links_to_the_trace_of_the_dead_one(
     """The trace is found in the records of the open transaction: nothing else outlives the process."""
     command = [sys.executable, "-c", CHILD, shop.url, broker.bootstrap_servers, shop.name, last_step]
     child = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2]
+        command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3]
     )
     assert child.returncode == 9, child.stderr
     with DualWriter(shop.store, shop.config) as writer:

@@ -442,7 +442,7 @@ def test_the_same_under_asyncio(broker: EmbeddedBroker, tmp_path: Path) -> None:
 
 def test_the_example_of_the_readme_runs(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """Twice: the second life recovers what the first has left."""
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+    text = (Path(__file__).parents[3] / "README.md").read_text()
     (table,) = re.findall(r'^\$ python -c "(.+)"$', text, re.MULTILINE)
     (block,) = [each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "DualWriter" in each]
     make_topic(broker, "orders")

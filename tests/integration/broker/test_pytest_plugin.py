@@ -9,7 +9,7 @@ import pytest
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.server
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 BOTH = """
 import pytest

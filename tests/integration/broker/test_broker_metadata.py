@@ -150,7 +150,7 @@ def test_a_full_disk_fails_one_change_and_not_those_after_it(tmp_path: Path) -> 
 
 def test_a_file_of_format_1_is_upgraded_and_keeps_what_it_has(tmp_path: Path) -> None:
     """docs/formats/metadata.md: one step for each earlier format."""
-    script = (Path(__file__).parents[1] / "vectors/metadata/format-1.sql").read_text()
+    script = (Path(__file__).parents[2] / "vectors/metadata/format-1.sql").read_text()
     with closing(sqlite3.connect(tmp_path / "m")) as db:
         db.executescript(script)
     for _ in range(2):

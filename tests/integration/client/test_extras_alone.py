@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tools.smoke import EXTRAS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HIDE = """
 from tests.support.installed_only import hide_others
 hide_others({extras})

@@ -13,7 +13,7 @@ from tests.support.effort import long_form
 
 from tallystick.testing import EmbeddedBroker
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 COMMAND_SECONDS_MAX = 240

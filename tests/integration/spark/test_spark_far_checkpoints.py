@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from tests.integration.test_spark_sink import ROWS, Place, Records, rows_of
+from tests.integration.spark.test_spark_sink import ROWS, Place, Records, rows_of
 
 from tallystick import Admin
 from tallystick.spark import register

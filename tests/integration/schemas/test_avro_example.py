@@ -13,7 +13,7 @@ from tallystick.testing import EmbeddedBroker, SchemaRegistry
 
 pytestmark = pytest.mark.server
 
-FILE = Path(__file__).parents[2] / "examples/avro_payments.py"
+FILE = Path(__file__).parents[3] / "examples/avro_payments.py"
 
 
 def load_example() -> ModuleType:

@@ -5,7 +5,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.integration.test_metrics_access import ask, serving
+from tests.integration.metrics.test_metrics_access import ask, serving
 from tests.support.monitoring import Exported, list_expressions
 from tests.unit.metrics.test_monitoring import expose_broker
 

@@ -51,7 +51,7 @@ class Driver:
             admin.create_topics([NewTopic(name=name, partitions=PARTITIONS) for name in ("in", "out")])
         self._folder = folder
         self._bootstrap = broker.bootstrap_servers
-        ours = (Path(__file__).parents[2], Path(tallystick.__file__).parents[1])
+        ours = (Path(__file__).parents[3], Path(tallystick.__file__).parents[1])
         path = [str(each) for each in (place, *ours) if each is not None]
         self._environment = {
             **{name: text for name, text in os.environ.items() if name not in ("SPARK_HOME", "PYTHONPATH")},

@@ -21,7 +21,7 @@ from tallystick.testing import EmbeddedBroker, SchemaRegistry
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1200)]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROWS = 400
 CLEARED = ("PYTHONPATH", "VIRTUAL_ENV", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 SECRET = "hunter2"

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
 
-FILE = Path(__file__).parents[2] / "examples/avro_to_delta.py"
+FILE = Path(__file__).parents[3] / "examples/avro_to_delta.py"
 
 
 def test_every_order_is_in_topic_and_table_once_although_the_driver_is_killed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 
 def example() -> str:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+    text = (Path(__file__).parents[3] / "README.md").read_text()
     (block,) = [each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "readStream" in each]
     return block
 

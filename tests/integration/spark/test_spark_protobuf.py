@@ -11,7 +11,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import message_factory
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
-from tests.integration.test_spark_schemas import Place
+from tests.integration.spark.test_spark_schemas import Place
 from tests.support.effort import long_form
 from tests.support.reading import committed_records
 

@@ -218,7 +218,7 @@ def test_asyncio_clients_are_exported(broker: EmbeddedBroker) -> None:
 
 
 def test_the_documented_example_prints_what_it_says(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    program = Path(__file__).parents[2] / "examples/client_metrics.py"
+    program = Path(__file__).parents[3] / "examples/client_metrics.py"
     database = f"sqlite:///{tmp_path / 'payments.db'}"
     run = [sys.executable, "-W", "error", str(program), broker.bootstrap_servers, database, "coffee", "tea"]
     shown = parse(subprocess.run(run, check=True, timeout=60, capture_output=True, text=True).stdout)
