@@ -6,6 +6,7 @@ from typing import Final
 
 from harness.sim.loop import START_MS, VirtualTime
 from harness.sim.machine import BrokerMachine, DiskImage
+from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC, TopicSpec
 from tallystick.broker.txn.codec import encode_batch_of, partition_for
 from tallystick.broker.txn.machine.commands import EntryStored
@@ -18,6 +19,7 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
+from tallystick.storage.log.log import AppendResult
 from tallystick.storage.state.producer_state import AppendOrigin
 
 TOPICS: Final = {"orders": 2, "stock": 1}
@@ -37,6 +39,16 @@ SETTINGS: Final = {
     "transaction.remove.expired.transaction.cleanup.interval.ms": "300",
     "producer.id.expiration.check.interval.ms": "300",
 }
+
+
+async def append_durably(partition: Partition, batch: bytes, origin: AppendOrigin) -> None:
+    """Append a batch and wait until it is durable. Raises: RuntimeError if it is refused."""
+    result = partition.append(batch, origin)
+    if not isinstance(result, AppendResult):
+        raise RuntimeError(f"the batch is refused: {result}")
+    durable = partition.when_durable(result.last_offset)
+    if durable is not None:
+        await durable
 
 
 @lru_cache
@@ -73,7 +85,7 @@ def build_disk_image(level: int) -> DiskImage:
             if partition is None:
                 raise RuntimeError("there is no __transaction_state")
             batch = encode_batch_of([EntryStored(entry=entry)], TimestampMs(START_MS), level)
-            await partition.append_durably(batch, AppendOrigin.COORDINATOR)
+            await append_durably(partition, batch, AppendOrigin.COORDINATOR)
         await broker.stop()
 
     task = machine.loop.create_task(furnish())

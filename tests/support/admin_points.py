@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from tests.support.failing_calls import FailingCalls, FailingStore
 
 from harness.memory_fs import PowerLost, SurvivingChanges
+from harness.sim.disk_image import append_durably
 from harness.sim.loop import VirtualTime
 from harness.sim.machine import DATA, BrokerMachine, DiskImage
 from tallystick.broker.broker import Broker
@@ -32,7 +33,6 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TopicPartition, TransactionalId
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
-from tallystick.storage.log.log import AppendResult
 from tallystick.storage.state.producer_state import AppendOrigin
 
 T = TypeVar("T")
@@ -170,7 +170,7 @@ class Desk:
                 is_transactional=True,
             )
         batch = encode_batch([record], meta)
-        assert isinstance(await partition.append_durably(batch, AppendOrigin.CLIENT), AppendResult)
+        await append_durably(partition, batch, AppendOrigin.CLIENT)
 
     def open_transaction(self, *written: TopicPartition) -> ProducerIdAndEpoch:
         """Open a transaction with a record in each of these partitions."""

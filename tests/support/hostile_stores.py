@@ -26,7 +26,7 @@ from tallystick.security.sasl.mechanism import KeyNeeded
 from tallystick.security.sasl.oauthbearer import TokenRefused
 from tallystick.security.tls import jks
 from tallystick.security.tls.certificates import parse_certificate
-from tallystick.security.tls.contexts import build_client_context, build_server_context
+from tallystick.security.tls.contexts import build_client_context, load_server_tls
 from tallystick.security.tls.der import BadDer
 from tallystick.security.tls.failures import explain_handshake_failure
 from tallystick.security.tls.names import read_subject_name
@@ -189,7 +189,7 @@ def contexts() -> tuple[ssl.SSLContext, ...]:
         )
         for version in ("TLSv1.3", "TLSv1.2")
     ]
-    return build_server_context(server), *clients
+    return load_server_tls(server).context, *clients
 
 
 TLS_1_0_HELLO = bytes.fromhex(

@@ -263,10 +263,6 @@ class Broker:
             raise BadConfig(f"{', '.join(new)}: there is no such listener, only {names}")
         return self._build_effective_config(dynamic)
 
-    async def set_dynamic_configs(self, broker: str, configs: Mapping[str, str]) -> Reject | None:
-        """Replace the dynamic settings of a broker, or of all if the name is empty. Raises: BadConfig."""
-        return await self.alter_dynamic_configs(broker, lambda _: configs)
-
     async def alter_dynamic_configs(
         self,
         broker: str,

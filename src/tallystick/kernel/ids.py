@@ -26,7 +26,6 @@ BrokerId = NewType("BrokerId", int)
 EPOCH_BUMP_VERSION: Final = 2
 """First `transaction.version` in which every transaction has its own producer epoch (KIP-890)."""
 
-INT8_MAX: Final = 2**7 - 1
 INT16_MAX: Final = 2**15 - 1
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1

@@ -56,7 +56,6 @@ CLIENT_ID_LOGGED_MAX: Final = 255
 REASON_LENGTH_MAX: Final = 2_000
 
 EPOCH_MAX: Final = INT16_MAX
-SEQUENCE_MAX: Final = INT32_MAX
 
 check(FRAME_BYTES_MAX_DEFAULT <= INT32_MAX, "a frame's length is an int32")
 check(DECOMPRESSED_BYTES_MAX >= FRAME_BYTES_MAX_DEFAULT, "an uncompressed frame must always fit")

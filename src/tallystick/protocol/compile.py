@@ -77,12 +77,6 @@ def get_decoder(cls: type, version: int) -> Decoder:
     return decoder
 
 
-def generate_source(cls: type, version: int) -> str:
-    """Return both generated functions as text, for reading and debugging."""
-    spec = get_message_spec(cls)
-    return f"{_DecodeSource(spec, version).build_text()}\n\n{_EncodeSource(spec, version).build_text()}\n"
-
-
 _ENCODERS: Final[dict[tuple[type, int], Encoder]] = {}
 _DECODERS: Final[dict[tuple[type, int], Decoder]] = {}
 

@@ -246,11 +246,6 @@ class MessageStruct(Value, kw_only=True):
         return f"{type(self).__name__}({fields})"
 
 
-def get_unknown_tags(value: object) -> tuple[tuple[int, bytes], ...]:
-    """Return the received tagged fields of a struct that this version of the code does not know."""
-    return cast(MessageStruct, value).unknown_tags
-
-
 def _declare_struct(cls: type[T]) -> type[T]:
     """Replace a class of annotations by a frozen, keyword-only struct and record its declaration."""
     namespace = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.support.scram_users import create_credential
 
 from tallystick.broker.authorizer.bindings import AccessControlEntry, AclBinding, ResourcePattern
 from tallystick.broker.config.broker_config import BrokerConfig
@@ -18,7 +19,7 @@ from tallystick.broker.metadata.worker import BlockingWorker
 from tallystick.broker.partitions.topic_controller import TopicController
 from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
-from tallystick.security.sasl.scram import SCRAM_SHA_256, create_credential
+from tallystick.security.sasl.scram import SCRAM_SHA_256
 from tallystick.storage.log_dir import make_random_id
 
 T = TypeVar("T")

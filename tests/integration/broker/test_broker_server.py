@@ -266,7 +266,7 @@ def test_who_broke_the_protocol_and_takes_no_answer_is_cut() -> None:
         client = await world.client()
         client.send(request(LARGE) + request(CLOSE))
         await world.until(lambda: world.server.unsent.total > 0)
-        await world.until(lambda: world.server.connection_count == 0)
+        await world.until(lambda: len(world.server._connections) == 0)
         assert world.server.unsent.total == 0
         await client.end()
 
@@ -337,7 +337,7 @@ def test_one_connection_too_many_is_refused_and_room_is_given_back(limit: str, t
         first.send(request(NOW, b"1"))
         assert await first.answer() == b"N1"
         await second.end()
-        await world.until(lambda: world.server.connection_count == 1)
+        await world.until(lambda: len(world.server._connections) == 1)
         fourth = await world.client()
         fourth.send(request(NOW, b"4"))
         assert await fourth.answer() == b"N4"
@@ -369,7 +369,7 @@ def test_a_thousand_connections_are_served() -> None:
         answers = await asyncio.gather(*(client.answer() for client in clients))
         assert answers == [b"N%d" % index for index in range(1000)]
         await asyncio.gather(*(client.end() for client in clients))
-        await world.until(lambda: world.server.connection_count == 0)
+        await world.until(lambda: len(world.server._connections) == 0)
 
     scene(play)
 
@@ -455,9 +455,9 @@ def test_what_a_lost_connection_waited_for_is_dropped_if_it_may_be() -> None:
         assert by_kind[b"A"].cancelled()
         assert not by_kind[b"L"].done()
         # A client that comes and leaves is one connection for as long as it has work done.
-        await world.until(lambda: world.server.connection_count == 1)
+        await world.until(lambda: len(world.server._connections) == 1)
         world.toy.release()
-        await world.until(lambda: world.server.connection_count == 0)
+        await world.until(lambda: len(world.server._connections) == 0)
 
     scene(play)
 

@@ -100,7 +100,7 @@ async def test_of_clients_that_leave_at_once_nothing_stays(api: ApiKey) -> None:
             (await hostile.send(frame)).close()
         await hostile.serve_another()
         account = hostile.memory.broker.request_memory
-        await hostile.until(lambda: hostile.server.connection_count == account.used_bytes == 0)
+        await hostile.until(lambda: len(hostile.server._connections) == account.used_bytes == 0)
         assert not account.has_large_of("127.0.0.1")
         assert hostile.server.unsent.total == 0
 
@@ -130,7 +130,7 @@ async def test_answers_that_are_not_read_are_bounded(caplog: pytest.LogCaptureFi
         for peer in peers:
             peer.close()
         account = hostile.memory.broker.request_memory
-        await hostile.until(lambda: hostile.server.connection_count == account.used_bytes == 0)
+        await hostile.until(lambda: len(hostile.server._connections) == account.used_bytes == 0)
 
 
 @on_a_loop

@@ -16,7 +16,7 @@ import trustme
 from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.support.certificates import format_certificate, format_key, make_key_pair
 from tests.support.login_listener import LoginListener
-from tests.support.scram_users import find_in
+from tests.support.scram_users import create_credential, find_in
 from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 
 from tallystick.client.blocking.thread import _new_loop as new_engine_loop
@@ -38,7 +38,6 @@ from tallystick.security.sasl.scram import (
     SCRAM_SHA_512,
     ScramMechanism,
     compute_salted_password,
-    create_credential,
 )
 from tallystick.security.sasl.scram_server import ScramServer
 from tallystick.testing import eventually

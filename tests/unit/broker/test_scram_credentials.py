@@ -1,6 +1,7 @@
 """Which changes of SCRAM credentials are taken: Kafka's ScramControlManager and ScramImage."""
 
 import pytest
+from tests.support.scram_users import create_credential
 
 from tallystick.broker.metadata.scram_credentials import (
     CredentialChange,
@@ -15,7 +16,6 @@ from tallystick.security.sasl.scram import (
     SCRAM_SHA_256,
     SCRAM_SHA_512,
     compute_salted_password,
-    create_credential,
 )
 
 SHA_256, SHA_512 = SCRAM_SHA_256.number, SCRAM_SHA_512.number

@@ -1,7 +1,7 @@
 """The login of a connection, without one: requests and answers as values."""
 
 import pytest
-from tests.support.scram_users import find_in
+from tests.support.scram_users import create_credential, find_in
 
 from tallystick.client.errors import AuthenticationFailed
 from tallystick.client.net.login_exchange import LoginExchange, choose_reauthentication_ms
@@ -14,7 +14,7 @@ from tallystick.protocol.messages.security.sasl import (
 )
 from tallystick.security.sasl.oauthbearer import OauthBearerClient
 from tallystick.security.sasl.plain import PlainClient
-from tallystick.security.sasl.scram import SCRAM_SHA_512, create_credential
+from tallystick.security.sasl.scram import SCRAM_SHA_512
 from tallystick.security.sasl.scram_client import ScramClient
 from tallystick.security.sasl.scram_server import ScramServer
 

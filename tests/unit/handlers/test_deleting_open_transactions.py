@@ -170,7 +170,7 @@ async def test_the_setting_can_be_changed_while_running() -> None:
     async with leader() as made:
         await three_plain_records_then_a_transaction(made, two_phase=True)
         assert (await delete_topic(made)).error_code == ErrorCode.POLICY_VIOLATION
-        await made.broker.set_dynamic_configs("", {"delete.open.transactions": "true"})
+        await made.broker.alter_dynamic_configs("", lambda _: {"delete.open.transactions": "true"})
         assert (await delete_topic(made)).error_code == 0
 
 

@@ -36,6 +36,7 @@ from tallystick.protocol.records.control import ControlType, EndTransactionMarke
 from tallystick.storage.log.log import TxnGuard
 from tallystick.storage.state.producer_state import AppendOrigin
 
+VERIFICATION_OFF = {"transaction.partition.verification.enable": "false"}
 OTHER = TransactionalId("pay-8")
 
 
@@ -99,11 +100,11 @@ async def test_older_clients_are_looked_up_and_added_nowhere() -> None:
 async def test_without_verification_only_newer_clients_are_asked_about() -> None:
     async with leader() as made:
         identity = await made.identity()
-        await made.broker.set_dynamic_configs("", {"transaction.partition.verification.enable": "false"})
+        await made.broker.alter_dynamic_configs("", lambda _: VERIFICATION_OFF)
         assert await made.write(identity, 7, version=OLD) is ErrorCode.NONE
         assert await made.write(identity, 0, 1) is ErrorCode.NONE
         assert in_transaction(made) == {1}
-        await made.broker.set_dynamic_configs("", {})
+        await made.broker.alter_dynamic_configs("", lambda _: {})
         await made.end(identity, TransactionResult.ABORT, version=0)
         assert await made.write(identity, 1, 1, version=OLD) is ErrorCode.INVALID_TXN_STATE
 
@@ -134,7 +135,7 @@ async def test_producers_that_nobody_knows_leave_nothing_behind() -> None:
         identity = await made.identity()
         for n in range(50):
             await made.write(ProducerIdAndEpoch(ProducerId(identity.producer_id + 1 + n), ProducerEpoch(0)))
-        assert made.partition().log.producer_state_manager.verification_count == 0
+        assert not made.partition().log.producer_state_manager._verifications
 
 
 @on_a_loop
@@ -148,7 +149,7 @@ async def test_pairs_that_were_replaced_leave_nothing_behind_either() -> None:
             pair = ProducerIdAndEpoch(ProducerId(1_000 + number), ProducerEpoch(0))
             assert await made.write(pair) is ErrorCode.INVALID_PRODUCER_EPOCH
         assert await made.write(identity) is ErrorCode.INVALID_PRODUCER_EPOCH
-        assert made.partition().log.producer_state_manager.verification_count == 0
+        assert not made.partition().log.producer_state_manager._verifications
 
 
 @on_a_loop

@@ -28,6 +28,7 @@ from tallystick.protocol.messages.txn.write_txn_markers import (
 )
 from tallystick.protocol.records import read_marker
 
+VERIFICATION_OFF = {"transaction.partition.verification.enable": "false"}
 STRANGER = ProducerIdAndEpoch(ProducerId(77), ProducerEpoch(4))
 
 
@@ -62,7 +63,7 @@ async def code(made: Leader, one: WritableTxnMarker, version: int = 2) -> ErrorC
 
 async def hang(made: Leader) -> int:
     """A transaction that no coordinator knows, as a broker without verification may have it."""
-    await made.broker.set_dynamic_configs("", {"transaction.partition.verification.enable": "false"})
+    await made.broker.alter_dynamic_configs("", lambda _: VERIFICATION_OFF)
     assert await made.write(STRANGER, version=VERIFIED) is ErrorCode.NONE
     (start,) = [first for first, _ in made.partition().log.producer_state_manager.iter_open_transactions()]
     return start

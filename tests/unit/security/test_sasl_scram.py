@@ -8,7 +8,7 @@ import pytest
 import scramp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.scram_users import find_in
+from tests.support.scram_users import create_credential, find_in
 
 from tallystick.kernel.secret import Secret
 from tallystick.security.sasl import scram
@@ -19,7 +19,6 @@ from tallystick.security.sasl.scram import (
     SCRAM_SHA_512,
     ScramCredential,
     ScramMechanism,
-    create_credential,
 )
 from tallystick.security.sasl.scram_client import SaltedPasswords, ScramClient
 from tallystick.security.sasl.scram_server import ScramServer

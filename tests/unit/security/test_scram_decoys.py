@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.scram_users import create_credential
 
 from tallystick.security.sasl.mechanism import SaslAuthenticationFailed
 from tallystick.security.sasl.scram import (
@@ -15,7 +16,6 @@ from tallystick.security.sasl.scram import (
     SCRAM_SHA_512,
     ScramCredential,
     ScramMechanism,
-    create_credential,
     generate_nonce,
 )
 from tallystick.security.sasl.scram_decoys import (

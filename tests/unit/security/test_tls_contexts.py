@@ -12,7 +12,7 @@ from tests.support.certificates import format_certificate, format_key, make_key_
 
 from tallystick.kernel.settings import BadConfig, build_config
 from tallystick.security.tls.ciphers import CipherChoice, choose_ciphers
-from tallystick.security.tls.contexts import build_client_context, build_server_context
+from tallystick.security.tls.contexts import build_client_context, load_server_tls
 from tallystick.security.tls.failures import explain_handshake_failure, find_foreign_protocol
 from tallystick.security.tls.settings import TlsSettings
 
@@ -39,6 +39,10 @@ def own(ca: trustme.CA, *names: str) -> dict[str, str]:
         "ssl_keystore_key": leaf.private_key_pem.bytes().decode(),
         "ssl_keystore_certificate_chain": "".join(blob.bytes().decode() for blob in leaf.cert_chain_pems),
     }
+
+
+def build_server_context(settings: TlsSettings) -> ssl.SSLContext:
+    return load_server_tls(settings).context
 
 
 def trust(ca: trustme.CA) -> dict[str, str]:

@@ -279,7 +279,7 @@ def test_a_question_that_is_refused_for_good_does_not_take_the_guard_from_anothe
     states.drop_verification(1, guard)
     assert refusal(states, batch, guard) is ErrorCode.NONE
     states.drop_verification(1, guard)
-    assert states.verification_count == 0
+    assert not states._verifications
 
 
 @pytest.mark.parametrize(

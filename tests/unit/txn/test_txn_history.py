@@ -193,7 +193,7 @@ def test_an_id_keeps_its_last_transitions() -> None:
         kept.note(entry("t", epoch), None)
     told = kept.list_transitions(T)
     assert [each.at_ms for each in told] == list(range(2 * HISTORY_MAX, 3 * HISTORY_MAX))
-    assert kept.state_count == HISTORY_MAX + 1
+    assert kept._state_count == HISTORY_MAX + 1
 
 
 def test_the_ids_that_were_quiet_for_longest_go_first() -> None:
@@ -204,7 +204,7 @@ def test_the_ids_that_were_quiet_for_longest_go_first() -> None:
         kept.note(entry(name, 1), None)
     kept.note(entry("a", 2), None)
     assert [len(kept.list_transitions(TransactionalId(name))) for name in "abc"] == [3, 0, 2]
-    assert kept.state_count <= 6
+    assert kept._state_count <= 6
 
 
 def test_a_long_client_id_is_cut() -> None:
@@ -227,4 +227,4 @@ async def test_a_start_reads_a_bounded_number_of_records_again() -> None:
             await world.settle()
         known = [name for name in names if kinds(world, name)]
         assert known == names[-1_024:]
-        assert world.coordinator._logic.history.state_count <= history.STATES_MAX
+        assert world.coordinator._logic.history._state_count <= history.STATES_MAX

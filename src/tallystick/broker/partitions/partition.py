@@ -117,17 +117,6 @@ class Partition:
         self._durable_waiters.append((offset, future))
         return future
 
-    async def append_durably(
-        self, batch: bytes, origin: AppendOrigin = AppendOrigin.COORDINATOR, guard: TxnGuard = NO_GUARD
-    ) -> AppendResult | Reject:
-        """Append and wait until it is durable, as the coordinators do."""
-        result = self.append(batch, origin, guard)
-        if isinstance(result, AppendResult):
-            durable_future = self.when_durable(result.last_offset)
-            if durable_future is not None:
-                await durable_future
-        return result
-
     def begin_verification(
         self, header: BatchHeader, *, supports_epoch_bump: bool
     ) -> VerificationStateEntry | Reject | None:

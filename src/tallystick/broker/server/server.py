@@ -652,10 +652,6 @@ class Server:
     def is_listening(self) -> bool:
         return all(port.is_listening for port in self.ports)
 
-    @property
-    def connection_count(self) -> int:
-        return len(self._connections)
-
     def apply_config(self, config: BrokerConfig) -> None:
         """Apply limits that were changed at run time."""
         self._config = config

@@ -114,11 +114,6 @@ class TransactionHistory:
         before, later_states = (states[0], states[1:]) if len(states) == _RING_SIZE else (None, states)
         return tuple(iter_transitions(transactional_id, later_states, before))[-HISTORY_MAX:]
 
-    @property
-    def state_count(self) -> int:
-        """Number of states kept."""
-        return self._state_count
-
     def _append(self, transactional_id: TransactionalId, state: RecordedState) -> None:
         rings = self._rings
         ring = rings.get(transactional_id)

@@ -9,21 +9,19 @@ timestampType   int32: 0 set by the producer, 1 by the broker
 headers         list of (key: string, value: binary)
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from tallystick import _lazy
 from tallystick.client.consumer.decode import CompletedFetch, ConsumerRecord
 from tallystick.client.errors import NotSupported
-from tallystick.kernel.ids import TopicPartition
-from tallystick.protocol.records import Buffer, native
+from tallystick.protocol.records import native
 
 if TYPE_CHECKING:
     from pyarrow import Array, DataType, RecordBatch, Schema
 
 _FIELD_COUNT: Final = len(ConsumerRecord._fields)
-_CHUNK_ROWS_MAX: Final = 1 << 20
 
 RowChunk = native.Table | list[ConsumerRecord]
 """Rows of one partition, as columns or as records."""
@@ -36,31 +34,6 @@ def take_chunk(fetch: CompletedFetch, most: int) -> tuple[RowChunk, int]:
         return table, table[0]
     records = fetch.take_records(most)
     return records, len(records)
-
-
-def read_arrow(
-    partition: TopicPartition,
-    data: Buffer,
-    start_offset: int = 0,
-    aborted: Iterable[tuple[int, int]] | None = None,
-    *,
-    check_crcs: bool = True,
-) -> "RecordBatch":
-    """Return the records in the bytes of one partition, from a Fetch response or a segment file.
-
-    Args:
-        data: record batches; the last one may be cut off.
-        start_offset: records before it are left out.
-        aborted: producer id and first offset of each aborted transaction in `data`, as Fetch returns them
-            under `read_committed`; None to read everything.
-    Raises: RecordsError for bytes that are no record batches; NotSupported without pyarrow.
-    Cost: about 30 ns a record of 100 bytes, 1 us without the codec's extension.
-    """
-    fetch = CompletedFetch(partition, start_offset, data, aborted, check_crcs=check_crcs)
-    pieces: list[RowChunk] = []
-    while not fetch.is_exhausted:
-        pieces.append(take_chunk(fetch, _CHUNK_ROWS_MAX)[0])
-    return build_record_batch(pieces)
 
 
 def build_record_batch(pieces: Sequence[RowChunk]) -> "RecordBatch":

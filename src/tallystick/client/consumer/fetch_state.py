@@ -37,7 +37,6 @@ LATEST_MS: Final = -1
 EARLIEST_MS: Final = -2
 """Special timestamps of ListOffsets."""
 
-FINAL_SESSION_EPOCH: Final = -1
 INITIAL_SESSION_EPOCH: Final = 0
 
 

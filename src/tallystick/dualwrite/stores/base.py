@@ -235,19 +235,6 @@ class IdempotentTransaction(StoreTransaction, Protocol):
         """Store the result with the key that `claim_key` has inserted, when Kafka is prepared."""
 
 
-K_co = TypeVar("K_co", bound=IdempotentTransaction, covariant=True)
-
-
-class IdempotentStore(Store[K_co], Protocol[K_co]):
-    """A store that can also keep idempotency keys."""
-
-    def forget_idempotency_keys(self, older_than_ms: int) -> int:
-        """Delete the keys inserted before that many milliseconds ago, by the database's clock."""
-
-    def find_idempotency_keys(self, row: StoredState) -> Sequence[IdempotencyKey]:
-        """Return the keys that were committed with the transaction that a row names. Reads all keys."""
-
-
 def select_keys(row: StoredState, stored: Iterable[Sequence[Any]]) -> list[IdempotencyKey]:
     """Select the keys of a row's transaction.
 

@@ -97,15 +97,6 @@ def derive_credential(
     return ScramCredential(salt, stored_key, compute_server_key(mechanism, salted_password), iterations)
 
 
-def create_credential(
-    mechanism: ScramMechanism, password: str, iterations: int = ITERATIONS_MIN, salt: bytes | None = None
-) -> ScramCredential:
-    """Return a credential for a password, with a random salt unless one is given."""
-    salt = generate_nonce().encode() if salt is None else salt
-    salted = compute_salted_password(mechanism, password, salt, iterations)
-    return derive_credential(mechanism, salted, salt, iterations)
-
-
 def compute_client_key(mechanism: ScramMechanism, salted_password: bytes) -> bytes:
     """Return "ClientKey := HMAC(SaltedPassword, "Client Key")"."""
     return compute_hmac(mechanism, salted_password, b"Client Key")

@@ -66,11 +66,6 @@ class ServerTls(Value):
     certificate: Certificate
 
 
-def build_server_context(settings: TlsSettings, now: datetime | None = None) -> ssl.SSLContext:
-    """Make the context of a listener. Raises: BadConfig, as `load_server_tls` does."""
-    return load_server_tls(settings, now).context
-
-
 def load_server_tls(settings: TlsSettings, now: datetime | None = None) -> ServerTls:
     """Make the context of a listener, once for every time that its files are read.
 

@@ -16,7 +16,6 @@ T61_STRING: Final = 0x14
 IA5_STRING: Final = 0x16
 UTC_TIME: Final = 0x17
 GENERALIZED_TIME: Final = 0x18
-UNIVERSAL_STRING: Final = 0x1C
 BMP_STRING: Final = 0x1E
 SEQUENCE: Final = 0x30
 SET: Final = 0x31

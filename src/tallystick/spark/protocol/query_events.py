@@ -15,7 +15,6 @@ from tallystick.kernel.value import Value
 
 ADD_BATCH = "addBatch"
 LATEST_OFFSET = "latestOffset"
-WHOLE_TRIGGER = "triggerExecution"
 
 
 class QueryEventKind(StrEnum):

@@ -219,11 +219,6 @@ class ProducerStateManager:
             return min(oldest, self._unreplicated_txns[0][1]) if self._unreplicated_txns else oldest
         return self._unreplicated_txns[0][1] if self._unreplicated_txns else None
 
-    @property
-    def verification_count(self) -> int:
-        """Number of pending verifications."""
-        return len(self._verifications)
-
     def iter_open_transactions(self) -> Iterator[tuple[int, int]]:
         """Return first offset and producer id of every open transaction, oldest first."""
         return iter(self._ongoing_txns.items())
