@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from tallystick.metrics.dual_writes import WriteMeter, WriteMeters
 from tallystick.metrics.exposition import PrometheusText
+from tallystick.metrics.families.applications import RECORDS_LAG
 from tallystick.metrics.model import MetricFamily, Sample, make_kafka_metric
 
 _log = logging.getLogger("tallystick.metrics")
@@ -20,7 +21,6 @@ READS_MAX: Final = 3
 
 _PARTITION_LAG: Final = "records-lag."
 _BY_CLIENT: Final = ("client_id",)
-_BY_PARTITION: Final = ("client_id", "topic", "partition")
 
 
 class Client(Protocol):
@@ -112,9 +112,7 @@ def _name_metric(group: str, name: str, client_id: str) -> tuple[MetricFamily, t
     """Return a metric by the name of Kafka's, with the values of its labels."""
     if name.startswith(_PARTITION_LAG):
         topic, _, partition = name.removeprefix(_PARTITION_LAG).rpartition("-")
-        mbean = "kafka.consumer:type=consumer-fetch-manager-metrics,name=records-lag"
-        text = "Records between the position of a consumer and the end that it may read to."
-        return make_kafka_metric(mbean, text, _BY_PARTITION), (client_id, topic, partition)
+        return RECORDS_LAG, (client_id, topic, partition)
     kind = group.partition(":")[0].removeprefix("kafka.").replace(".client", "")
     family = make_kafka_metric(f"{group},name={name}", f"{name} of a {kind}.", _BY_CLIENT)
     return family, (client_id,)

@@ -15,8 +15,9 @@ from enum import Enum
 from time import perf_counter
 from typing import Any, Final, Protocol
 
-from tallystick import _lazy
-from tallystick.metrics.model import MetricReading, make_gauge
+from tallystick.metrics.exposition import PrometheusText
+from tallystick.metrics.families import applications as families
+from tallystick.metrics.model import MetricReading
 
 
 class WriteEvent(Enum):
@@ -52,7 +53,6 @@ class WriteObserver(Protocol):
         """Note a writer or pool that uses this observer, without keeping it alive."""
 
 
-SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 OTHER_STEP: Final = "other"
 STEPS: Final = frozenset(
     {
@@ -71,26 +71,12 @@ _LEASES: Final = {
     WriteEvent.LEASE_LOST: "lost",
     WriteEvent.LEASE_EXPIRED: "expired",
 }
-_BY_NAME: Final = ("writer",)
-
-WRITERS: Final = make_gauge("dual_write_writers", "Writers that are not closed.", _BY_NAME)
-WRITERS_IN_DOUBT: Final = make_gauge(
-    "dual_write_writers_in_doubt",
-    "Of these, those whose last write has an unknown outcome, until a recovery.",
-    _BY_NAME,
-)
-WRITERS_UNSETTLED: Final = make_gauge(
-    "dual_write_writers_unsettled", "Of these, those that need a recovery before the next write.", _BY_NAME
-)
-FREE: Final = make_gauge("dual_write_pool_free", "Writers of a pool that no caller uses.", _BY_NAME)
-LEASES_HELD: Final = make_gauge("dual_write_pool_leases", "Leases of ids that a pool holds.", _BY_NAME)
-
 _GAUGES: Final = {
-    "writers": WRITERS,
-    "writers-in-doubt": WRITERS_IN_DOUBT,
-    "writers-unsettled": WRITERS_UNSETTLED,
-    "pool-free": FREE,
-    "pool-leases": LEASES_HELD,
+    "writers": families.WRITERS,
+    "writers-in-doubt": families.WRITERS_IN_DOUBT,
+    "writers-unsettled": families.WRITERS_UNSETTLED,
+    "pool-free": families.POOL_FREE,
+    "pool-leases": families.POOL_LEASES,
 }
 
 
@@ -99,30 +85,12 @@ class WriteMeters:
 
     def __init__(self) -> None:
         """Create the metrics, which belong to no registry. Raises: MissingLibrary."""
-        library: Any = _lazy.load("prometheus_client")
-        own: dict[str, Any] = {"registry": None}
-        self.steps = library.Histogram(
-            "tallystick_dual_write_step_seconds",
-            "Time of each step of a dual write that succeeded.",
-            ("writer", "step"),
-            buckets=SECONDS,
-            **own,
-        )
-        self.writes = library.Counter(
-            "tallystick_dual_writes", "Dual writes that ended, by outcome.", ("writer", "outcome"), **own
-        )
-        self.recoveries = library.Counter(
-            "tallystick_dual_write_recoveries", "Recoveries of writers.", ("writer", "result"), **own
-        )
-        self.retries = library.Counter(
-            "tallystick_dual_write_retries", "Repetitions of work that was not committed.", _BY_NAME, **own
-        )
-        self.leases = library.Counter(
-            "tallystick_dual_write_leases",
-            "Leases that were taken; that were lost, or given up; that others had let expire.",
-            ("writer", "event"),
-            **own,
-        )
+        create = PrometheusText().make_instrument
+        self.steps = create(families.STEP_SECONDS)
+        self.writes = create(families.WRITES)
+        self.recoveries = create(families.RECOVERIES)
+        self.retries = create(families.RETRIES)
+        self.leases = create(families.LEASES)
         self._meters: dict[str, WriteMeter] = {}
         self._lock = threading.Lock()
 

@@ -14,6 +14,7 @@ class PrometheusText:
     def __init__(self) -> None:
         """Load prometheus_client. Raises: MissingLibrary."""
         self._exposition: ModuleType = _lazy.load("prometheus_client.exposition")
+        self._library: Any = _lazy.load("prometheus_client")
         core: ModuleType = _lazy.load("prometheus_client.core")
         self._family_types = {
             MetricType.GAUGE: core.GaugeMetricFamily,
@@ -36,6 +37,14 @@ class PrometheusText:
         encode: Callable[[object], bytes]
         encode, content_type = self._exposition.choose_encoder(accept)
         return encode(self._read(readings)), content_type
+
+    def make_instrument(self, family: MetricFamily) -> Any:
+        """Return a counter or histogram of prometheus_client's, which belongs to no registry."""
+        if family.type is MetricType.HISTOGRAM:
+            return self._library.Histogram(
+                family.name, family.help, family.labels, buckets=family.bounds, registry=None
+            )
+        return self._library.Counter(family.name, family.help, family.labels, registry=None)
 
     def _read(self, readings: Iterable[tuple[MetricFamily, Sequence[Sample]]]) -> "MetricsRead":
         return MetricsRead([self.convert(family, samples) for family, samples in readings])

@@ -25,6 +25,7 @@ Sample = tuple[tuple[str, ...], float]  # values of the labels, value
 class MetricType(StrEnum):
     GAUGE = "gauge"
     COUNTER = "counter"
+    HISTOGRAM = "histogram"
 
 
 class MetricFamily(Value, kw_only=True):
@@ -32,6 +33,7 @@ class MetricFamily(Value, kw_only=True):
 
     mbean   Kafka's name for it; empty where Kafka has no such metric
     labels  names of the labels, in the order of every sample's values
+    bounds  upper bounds of a histogram's buckets
     """
 
     name: str
@@ -39,6 +41,7 @@ class MetricFamily(Value, kw_only=True):
     help: str
     mbean: str = ""
     labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         legal = self.name.isascii() and self.name.isidentifier() and self.name.islower()
@@ -79,3 +82,10 @@ def make_gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> MetricFami
 def make_counter(name: str, text: str, labels: tuple[str, ...] = ()) -> MetricFamily:
     """Return a counter that Kafka does not have."""
     return MetricFamily(name=f"tallystick_{name}_total", type=MetricType.COUNTER, help=text, labels=labels)
+
+
+def make_histogram(name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> MetricFamily:
+    """Return a histogram that Kafka does not have."""
+    return MetricFamily(
+        name=f"tallystick_{name}", type=MetricType.HISTOGRAM, help=text, labels=labels, bounds=bounds
+    )

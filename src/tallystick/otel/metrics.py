@@ -13,6 +13,7 @@ from tallystick.client import tracing
 from tallystick.client.net.network import NetworkMetrics
 from tallystick.client.producer.metrics import ProducerMetrics
 from tallystick.client.tracing import MeteredClient
+from tallystick.metrics.families.applications import RECORDS_LAG
 from tallystick.otel.conventions import CLIENT_ID, DESTINATION, FINDING, OUTCOME, PARTITION, TraceOutcome
 
 _LAG_PREFIX = "records-lag."
@@ -40,7 +41,7 @@ class ClientInstruments:
             "kafka.consumer.records_lag",
             [self._observe_lags],
             "{record}",
-            "Records up to the end of the log.",
+            RECORDS_LAG.help,
         )
         self._durations = meter.create_histogram(
             "tallystick.dual_write.duration",

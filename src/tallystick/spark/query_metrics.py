@@ -19,11 +19,20 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from tallystick import _lazy
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.value import replace
 from tallystick.metrics.exposition import PrometheusText
-from tallystick.metrics.model import make_gauge
+from tallystick.metrics.families.applications import (
+    QUERY_ACTIVE,
+    QUERY_BATCH,
+    QUERY_BATCHES,
+    QUERY_LAG,
+    QUERY_PARTICIPANTS,
+    QUERY_PHASE_SECONDS,
+    QUERY_REPLAYS,
+    QUERY_ROWS,
+    QUERY_TERMINATIONS,
+)
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.query_events import QueryEvent, QueryEventKind, parse_batch
@@ -31,7 +40,6 @@ from tallystick.spark.sink.recovery import read_last_decision
 
 _log = logging.getLogger("tallystick.spark")
 
-SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 REST_FACTOR: Final = 20
 """A decision whose reading took a second is read again twenty seconds later at the earliest."""
 
@@ -41,15 +49,6 @@ QUERIES_MAX: Final = 200
 """Queries with series of their own. Those that come later are counted as OTHER_QUERY together."""
 
 OTHER_QUERY: Final = "other"
-
-ACTIVE: Final = make_gauge("spark_query_active", "1 while a query runs.", ("query",))
-BATCH: Final = make_gauge("spark_query_batch", "Number of the last batch of a query.", ("query",))
-LAG: Final = make_gauge(
-    "spark_query_lag_records", "Kafka records that were there and not read by the last batch.", ("query",)
-)
-PARTICIPANTS: Final = make_gauge(
-    "spark_query_participants", "Transactions of the last decision that was read.", ("query",)
-)
 
 
 class QueryMetrics(StreamingQueryListener):
@@ -72,35 +71,18 @@ class QueryMetrics(StreamingQueryListener):
         Raises: MissingLibrary.
         """
         self._on_event, self._clock = on_event, clock or SystemClock()
-        library: Any = _lazy.load("prometheus_client")
-        own: dict[str, Any] = {"registry": None}
         self._text = PrometheusText()
-        self._batches = library.Counter(
-            "tallystick_spark_query_batches", "Batches that a query has committed.", ("query",), **own
-        )
-        self._rows = library.Counter(
-            "tallystick_spark_query_rows", "Rows that a query has read, replays included.", ("query",), **own
-        )
-        self._replays = library.Counter(
-            "tallystick_spark_query_replays",
-            "Batches that an earlier run of the query had begun and not finished.",
-            ("query",),
-            **own,
-        )
-        self._phases = library.Histogram(
-            "tallystick_spark_query_phase_seconds",
-            "Time of each phase of a batch by Spark's names; addBatch has tasks, decision and commits.",
-            ("query", "phase"),
-            buckets=SECONDS,
-            **own,
-        )
-        self._terminations = library.Counter(
-            "tallystick_spark_query_terminations", "Queries that ended.", ("query", "result"), **own
-        )
+        self._batches = self._text.make_instrument(QUERY_BATCHES)
+        self._rows = self._text.make_instrument(QUERY_ROWS)
+        self._replays = self._text.make_instrument(QUERY_REPLAYS)
+        self._phases = self._text.make_instrument(QUERY_PHASE_SECONDS)
+        self._terminations = self._text.make_instrument(QUERY_TERMINATIONS)
         self._lock = threading.Lock()
         self._runs: dict[str, str] = {}
         self._labels: set[str] = set()
-        self._gauges: dict[str, dict[str, float]] = {each.name: {} for each in (BATCH, LAG, PARTICIPANTS)}
+        self._gauges: dict[str, dict[str, float]] = {
+            each.name: {} for each in (QUERY_BATCH, QUERY_LAG, QUERY_PARTICIPANTS)
+        }
         self._readers: dict[str, _DecisionReader] = {}
 
     def read_decisions(
@@ -187,7 +169,11 @@ class QueryMetrics(StreamingQueryListener):
         self._replays.labels(query).inc(batch.is_replay)
         for phase, ms in batch.durations_ms.items():
             self._phases.labels(query, phase).observe(ms / 1000)
-        values = {BATCH: batch.batch, LAG: batch.lag, PARTICIPANTS: participants}
+        values = {
+            QUERY_BATCH: batch.batch,
+            QUERY_LAG: batch.lag,
+            QUERY_PARTICIPANTS: participants,
+        }
         with self._lock:
             for family, value in values.items():
                 if value is not None:
@@ -216,9 +202,9 @@ class QueryMetrics(StreamingQueryListener):
         with self._lock:
             running = {query if query in self._labels else OTHER_QUERY for query in self._runs.values()}
             gauges = {name: dict(values) for name, values in self._gauges.items()}
-        queries = sorted(running | set(gauges[BATCH.name]))
-        yield self._text.convert(ACTIVE, [((query,), query in running) for query in queries])
-        for family in (BATCH, LAG, PARTICIPANTS):
+        queries = sorted(running | set(gauges[QUERY_BATCH.name]))
+        yield self._text.convert(QUERY_ACTIVE, [((query,), query in running) for query in queries])
+        for family in (QUERY_BATCH, QUERY_LAG, QUERY_PARTICIPANTS):
             yield self._text.convert(
                 family, [((query,), value) for query, value in gauges[family.name].items()]
             )

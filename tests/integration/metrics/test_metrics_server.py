@@ -14,12 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
-from tallystick.broker.metrics.broker_metrics import FAMILIES
 from tallystick.broker.metrics.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer
 from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.broker.serve import Service
 from tallystick.cli.commands import broker
 from tallystick.kernel.settings import BadConfig
+from tallystick.metrics.families import broker as families_of_broker
+from tallystick.metrics.families import list_families
 from tallystick.metrics.model import MetricReading, make_gauge
 
 pytestmark = pytest.mark.server
@@ -248,7 +249,7 @@ def test_a_broker_serves_every_gauge_of_its_own(tmp_path: Path) -> None:
         finally:
             await service.stop()
         shown = {family.name for family in text_string_to_metric_families(text)}
-        assert shown == {family.name.removesuffix("_total") for family in FAMILIES}
+        assert shown == {family.name.removesuffix("_total") for family in list_families(families_of_broker)}
         assert "kafka_server_replicamanager_partitioncount 3.0\n" in text
         assert 'kafka_cluster_partition_laststableoffsetlag{partition="2",topic="t"} 0.0\n' in text
 

@@ -9,9 +9,10 @@ from tests.integration.metrics.test_metrics_access import ask, serving
 from tests.support.monitoring import Exported, list_expressions
 from tests.unit.metrics.test_monitoring import expose_broker
 
-from tallystick.broker.metrics.broker_metrics import FAMILIES
 from tallystick.console import ConsoleThread
 from tallystick.console.collect.config import CollectorConfig
+from tallystick.metrics.families import broker as families_of_broker
+from tallystick.metrics.families import list_families
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
@@ -27,7 +28,11 @@ def test_a_live_broker_serves_every_metric_with_the_labels_that_rules_name(tmp_p
     declared.read(expose_broker())
     # The parser calls a counter without samples by its name without `_total`.
     served = {*live.labels, *live.without_samples}
-    missing = {each.name for each in FAMILIES if not {each.name, each.name.removesuffix("_total")} & served}
+    missing = {
+        each.name
+        for each in list_families(families_of_broker)
+        if not {each.name, each.name.removesuffix("_total")} & served
+    }
     assert missing == set()
     assert {name: labels for name, labels in live.labels.items() if labels != declared.labels[name]} == {}
 

@@ -8,7 +8,7 @@ from tests.support.failing_calls import FailingCalls
 from tests.support.memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
 
 from tallystick.broker.metadata.store import MetadataStore, Topic
-from tallystick.broker.metrics.broker_metrics import TOPICS_TO_DELETE, read_gauges
+from tallystick.broker.metrics.broker_metrics import read_gauges
 from tallystick.broker.partitions.data_directory import StorageEnvironment
 from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.broker.serve import make_gauge_sources
@@ -16,6 +16,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
 from tallystick.kernel.value import replace
+from tallystick.metrics.families.broker import TOPICS_TO_DELETE
 from tallystick.protocol.messages.topics.delete_topics import DeleteTopicsRequest
 from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataRequestTopic
 from tallystick.protocol.primitives import NIL

@@ -6,7 +6,7 @@ from tests.support.memory_broker import MemoryBroker, loaded, memory_broker, mem
 
 from tallystick.broker.handlers.cluster.config_view import ConfigResourceType
 from tallystick.broker.metadata.store import Topic
-from tallystick.broker.metrics.broker_metrics import HANGING_AT_START, read_gauges
+from tallystick.broker.metrics.broker_metrics import read_gauges
 from tallystick.broker.partitions.topics import (
     CONSUMER_OFFSETS_TOPIC,
     INTERNAL_TOPICS,
@@ -16,6 +16,7 @@ from tallystick.broker.partitions.topics import (
 from tallystick.broker.serve import make_gauge_sources
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
+from tallystick.metrics.families.broker import HANGING_AT_START
 from tallystick.protocol.messages.cluster.alter_configs import (
     AlterableConfig,
     AlterConfigsRequest,

@@ -33,7 +33,7 @@ from tallystick.console.model.snapshot import (
     TopicFacts,
 )
 from tallystick.console.model.state import ConsoleState, advance
-from tallystick.console.views import metric_families, metrics
+from tallystick.console.views import metrics
 from tallystick.console.views.metrics import (
     GROUP_PARTITIONS_MAX,
     GROUPS_MAX,
@@ -45,7 +45,8 @@ from tallystick.console.web.app import WebOptions
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.value import replace
-from tallystick.metrics.model import MetricFamily
+from tallystick.metrics.families import console as families_of_console
+from tallystick.metrics.families import list_families
 from tallystick.security.http_auth import HttpCredentials
 
 Values = Mapping[str, Mapping[tuple[str, ...], float]]
@@ -249,13 +250,9 @@ def test_a_store_that_is_away_is_not_reachable_and_its_age_says_since_when() -> 
     assert values["tallystick_console_part_failures"][part] == 1
 
 
-def list_families() -> list[MetricFamily]:
-    return [each for each in vars(metric_families).values() if isinstance(each, MetricFamily)]
-
-
 def test_every_declared_metric_is_served_and_none_twice() -> None:
     names = [family.name for family, _ in read_metrics(ConsoleState(), NOW_MS, "1.0")]
-    assert sorted(names) == sorted(each.name for each in list_families())
+    assert sorted(names) == sorted(each.name for each in list_families(families_of_console))
 
 
 def collect_names(families: Mapping[str, list[Sample]]) -> set[str]:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import yaml
@@ -27,7 +27,6 @@ from tests.unit.console.test_web import make_client, make_feed, make_full_snapsh
 from tests.unit.spark.test_spark_query_events import BATCH, REPLAY
 from tools import dashboard
 
-from tallystick.broker.metrics.broker_metrics import FAMILIES
 from tallystick.broker.txn.machine.model import ForcedCause
 from tallystick.console.views import metrics
 from tallystick.dualwrite.block.steps import StepRunner
@@ -35,6 +34,7 @@ from tallystick.kernel.value import replace
 from tallystick.metrics import ClientMetrics
 from tallystick.metrics.dual_writes import WriteEvent
 from tallystick.metrics.exposition import PrometheusText
+from tallystick.metrics.families import applications, broker, console, list_families
 from tallystick.metrics.model import MetricFamily, Sample
 from tallystick.spark import QueryMetrics, query_metrics
 
@@ -98,7 +98,7 @@ def expose_broker() -> str:
     def make_samples(family: MetricFamily) -> list[Sample]:
         return [(cause, 1.0) for cause in CAUSES] if family.labels == ("cause",) else [(family.labels, 1.0)]
 
-    return PrometheusText().format([(each, make_samples(each)) for each in FAMILIES]).decode()
+    return PrometheusText().format([(each, make_samples(each)) for each in list_families(broker)]).decode()
 
 
 @pytest.fixture(scope="module")
@@ -135,17 +135,29 @@ def test_a_name_that_is_not_exported_is_noticed(exported: Exported, text: str, p
     assert any(problem in each for each in problems), problems
 
 
-def test_every_metric_of_ours_is_in_the_reference(exported: Exported) -> None:
-    """Those of the broker are in docs/reference/broker-metrics.md, which another test holds."""
-    page = (ROOT / "docs/reference/metrics.md").read_text()
-    of_broker = {each.name for each in FAMILIES}
+def format_row(family: MetricFamily) -> str:
+    mbean = f" <br>`{family.mbean}`" if family.mbean else ""
+    return f"| `{family.name}`{mbean} | {family.type} | {', '.join(family.labels)} | {family.help} |"
+
+
+@pytest.mark.parametrize(
+    ("page", "tables"), [("metrics.md", (console, applications)), ("broker-metrics.md", (broker,))]
+)
+def test_the_reference_has_the_table(page: str, tables: tuple[ModuleType, ...]) -> None:
+    lines = (ROOT / "docs/reference" / page).read_text().splitlines()
+    rows = [line for line in lines if re.match(r"\| `.*` \| (gauge|counter|histogram) \|", line)]
+    families = [each for table in tables for each in list_families(table)]
+    assert sorted(rows) == sorted(map(format_row, families))
+
+
+def test_the_table_has_each_name_once_and_all_that_is_exported(exported: Exported) -> None:
+    families = [each for table in (broker, console, applications) for each in list_families(table)]
+    names = [each.name for each in families]
+    assert len(set(names)) == len(names)
     suffixes = re.compile(r"(?<!_lag)_(bucket|sum|count|created)$")
-    names = {suffixes.sub("", name) for name in exported.labels if name not in of_broker}
+    shown = {suffixes.sub("", name) for name in exported.labels}
     # A counter's time of creation has the counter's name without `_total`.
-    missing = [
-        name for name in names if not {f"`{name}`", f"`{name}_total`"} & set(re.findall("`[^`]+`", page))
-    ]
-    assert sorted(missing) == []
+    assert {name for name in shown if not {name, f"{name}_total"} & set(names)} == set()
 
 
 def test_the_guide_includes_its_example_and_names_the_bounds() -> None:

@@ -1,4 +1,4 @@
-"""Metrics of this broker: every metric by name, and one walk that reads all gauges.
+"""Metrics of this broker: its counters, and one walk that reads all gauges of `metrics.families.broker`.
 
 There is one walk over partitions and transactional ids for all gauges, not one for each: a scrape of 10,000
 partitions looks at each once. The walk yields after every few hundred, and shows the state at the time it
@@ -9,8 +9,7 @@ open transaction is matched with the coordinator's at that moment. Kafka's leade
 * a transaction that no coordinator knows shows up at once, not after transaction.max.timeout.ms.
 
 A gauge is read at each scrape; a counter is a number that is incremented where the event happens. A broker
-without `metrics.listener` counts too. `tallystick.metrics.model` says how metrics are named; see
-docs/notes/performance.md.
+without `metrics.listener` counts too. See docs/notes/performance.md.
 
 Source: KIP-664 "Metrics", KIP-939 "Metric Changes"; Kafka 4.3: ReplicaManager, Partition.
 """
@@ -37,229 +36,14 @@ from tallystick.broker.txn.machine.model import (
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TimestampMs
 from tallystick.kernel.value import Value
-from tallystick.metrics.model import (
-    MetricFamily,
-    MetricReading,
-    Sample,
-    make_counter,
-    make_gauge,
-    make_kafka_metric,
-)
+from tallystick.metrics.families import broker as families
+from tallystick.metrics.model import MetricFamily, MetricReading, Sample
 from tallystick.storage.state.producer_state import LATE_TRANSACTION_BUFFER_MS, ProducerStateEntry
 
 # Partitions, transactions or ids looked at before the walk yields to the loop.
 SLICE_PARTITIONS: Final = 256
 
-_REPLICAS: Final = "kafka.server:type=ReplicaManager,name="
-_STATES: Final = "kafka.coordinator.transaction:type=TransactionStateManager,name="
-_PARTITION: Final = "kafka.cluster:type=Partition,name="
-_BY_PARTITION: Final = ("topic", "partition")
-
-# ---- partitions
-PARTITIONS: Final = make_kafka_metric(f"{_REPLICAS}PartitionCount", "Partitions, internal topics included.")
-PRODUCER_IDS: Final = make_kafka_metric(
-    f"{_REPLICAS}ProducerIdCount", "Producer ids known in partitions, one counted in each."
-)
-LSO_LAG: Final = make_kafka_metric(
-    f"{_PARTITION}LastStableOffsetLag",
-    "Offsets that read_committed clients cannot see yet: high watermark minus last stable offset.",
-    _BY_PARTITION,
-)
-OPEN_DURATION: Final = make_kafka_metric(
-    f"{_PARTITION}MaxActiveTransactionDuration",
-    "Age in ms of the oldest transaction open in a partition (KIP-664).",
-    _BY_PARTITION,
-)
-LSO_LAG_MAX: Final = make_kafka_metric(
-    f"{_REPLICAS}MaxLastStableOffsetLag", "The greatest LastStableOffsetLag of any partition (KIP-664)."
-)
-LATE: Final = make_kafka_metric(
-    f"{_REPLICAS}PartitionsWithLateTransactionsCount",
-    "Partitions where a transaction is open that was last written to more than transaction.max.timeout.ms "
-    "and 5 minutes ago, without those of two-phase commit.",
-)
-LATE_TWO_PHASE: Final = make_gauge(
-    "partitions_with_late_two_phase_transactions",
-    "Partitions with a transaction as late, that has no timeout: only its client, or force, ends it.",
-)
-HANGING: Final = make_gauge(
-    "hanging_transactions",
-    "Transactions open in a partition that the coordinator does not have there: nothing will ever end them.",
-)
-HELD_BACK: Final = make_gauge(
-    "retention_held_back_bytes",
-    "What retention would have deleted but for open transactions, in whole segments.",
-)
-HELD_BACK_PARTITIONS: Final = make_gauge(
-    "retention_held_back_partitions", "Partitions where an open transaction holds retention back."
-)
-
-# ---- coordinator
-OPEN_TIME_MAX: Final = make_kafka_metric(
-    f"{_STATES}ActiveTransactionOpenTimeMaxMs",
-    "Age in ms of the oldest open transaction, two-phase ones included (KIP-939).",
-)
-TRANSACTIONAL_IDS: Final = make_gauge("transactional_ids", "Transactional ids by state.", ("state",))
-IN_DOUBT: Final = make_gauge(
-    "in_doubt_transactions",
-    "Open transactions of two-phase commit; the broker cannot tell which of them are prepared.",
-)
-IN_DOUBT_OPEN_TIME_MAX: Final = make_gauge(
-    "in_doubt_transaction_open_time_max_ms", "Age in ms of the oldest open transaction of two-phase commit."
-)
-OLDEST_IN_DOUBT: Final = make_gauge(
-    "oldest_in_doubt_seconds",
-    "Age in seconds of the oldest open transaction of two-phase commit; 0 if there is none.",
-)
-KEPT: Final = make_gauge(
-    "kept_transactions",
-    "Open transactions whose client restarted, asked to keep them, and has yet to decide.",
-)
-UNMARKED_TIME_MAX: Final = make_gauge(
-    "decided_transaction_time_max_ms",
-    "Time in ms since the oldest decision that has not reached every partition yet.",
-)
-OFFLINE: Final = make_gauge(
-    "transaction_log_offline_partitions",
-    "Partitions of __transaction_state whose last append may or may not be there, until they are read back.",
-)
-OFFSETS_OFFLINE: Final = make_gauge(
-    "offsets_log_offline_partitions",
-    "Partitions of __consumer_offsets whose last append may or may not be there, until they are read back.",
-)
-
-# ---- the last start after an unclean shutdown
-HANGING_AT_START: Final = make_gauge(
-    "start_hanging_transactions", "Hanging transactions that the comparison at the last start has listed."
-)
-LOST_AT_START: Final = make_gauge(
-    "start_lost_offsets",
-    "Offsets gone from below acknowledged commits, found by the comparison at the last start.",
-)
-
-# ---- disk
-RESERVE: Final = make_gauge(
-    "reserve_bytes", "Disk space held for markers and internal topics (log.reserve.bytes)."
-)
-RESERVE_MISSING: Final = make_gauge(
-    "reserve_missing_bytes", "What the reserve lacks; while it lacks any, data is refused."
-)
-
-# ---- topics
-TOPICS_TO_DELETE: Final = make_kafka_metric(
-    "kafka.controller:type=KafkaController,name=TopicsToDeleteCount",
-    "Topics that are deleted and whose names are not free yet: their directories cannot be given up.",
-)
-
-# ---- TLS, by listener
-_BY_LISTENER: Final = ("listener",)
 _DAY_S: Final = 86_400
-TLS_RELOAD_FAILED: Final = make_gauge(
-    "tls_reload_failed",
-    "1 while the changed files of a listener's keys cannot be used, and those before are in use.",
-    _BY_LISTENER,
-)
-TLS_VALID_UNTIL: Final = make_gauge(
-    "tls_certificate_valid_until_seconds",
-    "When the certificate in use expires, in seconds since 1970.",
-    _BY_LISTENER,
-)
-TLS_DAYS_LEFT: Final = make_gauge(
-    "tls_certificate_days_left",
-    "Days until the certificate in use expires; negative once it has.",
-    _BY_LISTENER,
-)
-TLS_RELOADS: Final = make_counter("tls_reloads", "Changed keys that were taken into use.", _BY_LISTENER)
-TLS_FAILED_HANDSHAKES: Final = make_counter(
-    "tls_failed_handshakes", "Connections that ended in their handshake.", _BY_LISTENER
-)
-
-# ---- logins, by listener
-_SOCKETS: Final = "kafka.server:type=socket-server-metrics,name="
-AUTHENTICATIONS: Final = make_kafka_metric(
-    f"{_SOCKETS}successful-authentication-total",
-    "Clients that proved who they are: by a login, or on a listener without logins by TLS.",
-    _BY_LISTENER,
-)
-FAILED_AUTHENTICATIONS: Final = make_kafka_metric(
-    f"{_SOCKETS}failed-authentication-total",
-    "Logins that failed, and handshakes of TLS that did.",
-    _BY_LISTENER,
-)
-REAUTHENTICATIONS: Final = make_kafka_metric(
-    f"{_SOCKETS}successful-reauthentication-total", "Sessions that were renewed (KIP-368).", _BY_LISTENER
-)
-FAILED_REAUTHENTICATIONS: Final = make_kafka_metric(
-    f"{_SOCKETS}failed-reauthentication-total", "Sessions whose renewal failed.", _BY_LISTENER
-)
-NO_REAUTHENTICATION: Final = make_kafka_metric(
-    f"{_SOCKETS}successful-authentication-no-reauth-total",
-    "Logins of clients that cannot renew a session.",
-    _BY_LISTENER,
-)
-EXPIRED_KILLED: Final = make_kafka_metric(
-    f"{_SOCKETS}expired-connections-killed-count",
-    "Connections closed because their session had ended and was not renewed.",
-    _BY_LISTENER,
-)
-JWKS_FETCH_FAILED: Final = make_gauge(
-    "jwks_fetch_failed",
-    "1 while the keys that tokens are checked with cannot be fetched, and those before are in use.",
-    _BY_LISTENER,
-)
-JWKS_FETCHES: Final = make_counter("jwks_fetches", "Fetches of these keys.", _BY_LISTENER)
-
-# ---- authorization
-ACLS: Final = make_kafka_metric(
-    "kafka.server:type=authorizer-metrics,name=acls-total-count", "ACLs in force."
-)
-
-# ---- counters
-AUTHORIZATIONS: Final = make_counter(
-    "authorizations", "Checks of rights by the authorizer, by their result: allowed or denied.", ("result",)
-)
-VERIFICATION_FAILURES: Final = make_kafka_metric(
-    "kafka.server:type=AddPartitionsToTxnManager,name=VerificationFailureRate",
-    "Batches refused because the coordinator did not have their partition in a transaction.",
-)
-FORCED: Final = make_counter(
-    "forced_outcomes",
-    "Transactions aborted without their client having asked: terminated (InitProducerId), timed_out, "
-    "marker (an administrator, one partition).",
-    ("cause",),
-)
-DELETIONS_REFUSED: Final = make_counter(
-    "deletions_refused",
-    "Deletions of topics, records, groups or their offsets refused because of open transactions.",
-)
-RELOADS: Final = make_counter(
-    "coordinator_reloads",
-    "Partitions of a coordinator's topic that were read back and serve again.",
-    ("topic",),
-)
-
-FAMILIES: Final = (
-    *(PARTITIONS, PRODUCER_IDS, LSO_LAG, OPEN_DURATION, LSO_LAG_MAX, LATE, LATE_TWO_PHASE, HANGING),
-    *(HELD_BACK, HELD_BACK_PARTITIONS),
-    *(
-        OPEN_TIME_MAX,
-        TRANSACTIONAL_IDS,
-        IN_DOUBT,
-        IN_DOUBT_OPEN_TIME_MAX,
-        OLDEST_IN_DOUBT,
-        KEPT,
-        UNMARKED_TIME_MAX,
-        OFFLINE,
-        OFFSETS_OFFLINE,
-    ),
-    *(HANGING_AT_START, LOST_AT_START),
-    *(RESERVE, RESERVE_MISSING, TOPICS_TO_DELETE),
-    *(TLS_RELOAD_FAILED, TLS_VALID_UNTIL, TLS_DAYS_LEFT, TLS_RELOADS, TLS_FAILED_HANDSHAKES),
-    *(AUTHENTICATIONS, FAILED_AUTHENTICATIONS, REAUTHENTICATIONS, FAILED_REAUTHENTICATIONS),
-    *(NO_REAUTHENTICATION, EXPIRED_KILLED, JWKS_FETCH_FAILED, JWKS_FETCHES),
-    *(ACLS, AUTHORIZATIONS),
-    *(VERIFICATION_FAILURES, FORCED, DELETIONS_REFUSED, RELOADS),
-)
 
 
 class Counter:
@@ -323,11 +107,11 @@ class BrokerMetrics:
 
     def __init__(self) -> None:
         self.registry = MetricsRegistry()
-        self.verification_failures: Counter = self.registry.counter(VERIFICATION_FAILURES)
+        self.verification_failures: Counter = self.registry.counter(families.VERIFICATION_FAILURES)
         self.forced_outcomes: Counter = self.registry.counter(
-            FORCED, *((cause.name.lower(),) for cause in ForcedCause)
+            families.FORCED, *((cause.name.lower(),) for cause in ForcedCause)
         )
-        self.deletions_refused: Counter = self.registry.counter(DELETIONS_REFUSED)
+        self.deletions_refused: Counter = self.registry.counter(families.DELETIONS_REFUSED)
 
     def count_forced_outcome(self, outcome: TxnForcedOutcome) -> None:
         """Count a transaction that was ended, and not by its client."""
@@ -423,46 +207,49 @@ def read_gauges(sources: GaugeSources) -> Iterator[MetricReading | None]:
     yield from walk.iter_readings()
     comparison, reserve = sources.unclean_start, sources.reserve
     losses = () if comparison is None else comparison.lost_records
-    yield OFFLINE, [((), sources.transactions.offline_partition_count)]
-    yield OFFSETS_OFFLINE, [((), sources.groups.offline_partition_count)]
+    yield families.OFFLINE, [((), sources.transactions.offline_partition_count)]
+    yield families.OFFSETS_OFFLINE, [((), sources.groups.offline_partition_count)]
     reloads = {
         TRANSACTION_STATE_TOPIC: sources.transactions.reload_count,
         CONSUMER_OFFSETS_TOPIC: sources.groups.reload_count,
     }
-    yield RELOADS, [((topic,), count) for topic, count in reloads.items()]
-    yield HANGING_AT_START, [((), 0 if comparison is None else len(comparison.hanging_transactions))]
-    yield LOST_AT_START, [((), sum(loss.last_offset - loss.first_offset + 1 for loss in losses))]
-    yield RESERVE, [((), reserve.reserved_bytes)]
-    yield RESERVE_MISSING, [((), max(0, reserve.size_bytes - reserve.reserved_bytes))]
-    yield TOPICS_TO_DELETE, [((), sources.topics_to_delete())]
+    yield families.RELOADS, [((topic,), count) for topic, count in reloads.items()]
+    yield families.HANGING_AT_START, [((), 0 if comparison is None else len(comparison.hanging_transactions))]
+    yield families.LOST_AT_START, [((), sum(loss.last_offset - loss.first_offset + 1 for loss in losses))]
+    yield families.RESERVE, [((), reserve.reserved_bytes)]
+    yield families.RESERVE_MISSING, [((), max(0, reserve.size_bytes - reserve.reserved_bytes))]
+    yield families.TOPICS_TO_DELETE, [((), sources.topics_to_delete())]
     yield from _read_listener_gauges(sources)
     acl = sources.authorizer
-    yield ACLS, [((), 0 if acl is None else acl.acl_count)]
+    yield families.ACLS, [((), 0 if acl is None else acl.acl_count)]
     allowed, denied = (0, 0) if acl is None else (acl.allowed, acl.denied)
-    yield AUTHORIZATIONS, [(("allowed",), allowed), (("denied",), denied)]
+    yield families.AUTHORIZATIONS, [(("allowed",), allowed), (("denied",), denied)]
 
 
 _COUNTS: Final = {
-    AUTHENTICATIONS: "successful",
-    FAILED_AUTHENTICATIONS: "failed",
-    REAUTHENTICATIONS: "successful_renewals",
-    FAILED_REAUTHENTICATIONS: "failed_renewals",
-    NO_REAUTHENTICATION: "no_reauth",
-    EXPIRED_KILLED: "expired",
+    families.AUTHENTICATIONS: "successful",
+    families.FAILED_AUTHENTICATIONS: "failed",
+    families.REAUTHENTICATIONS: "successful_renewals",
+    families.FAILED_REAUTHENTICATIONS: "failed_renewals",
+    families.NO_REAUTHENTICATION: "no_reauth",
+    families.EXPIRED_KILLED: "expired",
 }
 
 
 def _read_listener_gauges(sources: GaugeSources) -> Iterator[MetricReading]:
     listeners = sources.tls_listeners()
-    yield TLS_RELOAD_FAILED, [((each.name,), each.is_reload_failed) for each in listeners]
-    yield TLS_VALID_UNTIL, [((each.name,), each.valid_until_s) for each in listeners]
+    yield families.TLS_RELOAD_FAILED, [((each.name,), each.is_reload_failed) for each in listeners]
+    yield families.TLS_VALID_UNTIL, [((each.name,), each.valid_until_s) for each in listeners]
     now_s = sources.now_ms() / 1000
-    yield TLS_DAYS_LEFT, [((each.name,), (each.valid_until_s - now_s) / _DAY_S) for each in listeners]
-    yield TLS_RELOADS, [((each.name,), each.reload_count) for each in listeners]
-    yield TLS_FAILED_HANDSHAKES, [((each.name,), each.failed_handshakes) for each in listeners]
+    yield (
+        families.TLS_DAYS_LEFT,
+        [((each.name,), (each.valid_until_s - now_s) / _DAY_S) for each in listeners],
+    )
+    yield families.TLS_RELOADS, [((each.name,), each.reload_count) for each in listeners]
+    yield families.TLS_FAILED_HANDSHAKES, [((each.name,), each.failed_handshakes) for each in listeners]
     keys = sources.signing_keys()
-    yield JWKS_FETCH_FAILED, [((each.name,), each.is_fetch_failed) for each in keys]
-    yield JWKS_FETCHES, [((each.name,), each.fetch_count) for each in keys]
+    yield families.JWKS_FETCH_FAILED, [((each.name,), each.is_fetch_failed) for each in keys]
+    yield families.JWKS_FETCHES, [((each.name,), each.fetch_count) for each in keys]
     counts = sources.authentications().items()
     for family, attribute in _COUNTS.items():
         yield family, [((name,), getattr(count, attribute)) for name, count in counts]
@@ -490,14 +277,14 @@ def _read_coordinator_gauges(sources: GaugeSources) -> Iterator[MetricReading | 
                 pass
         if number % SLICE_PARTITIONS == 0:
             yield None
-    yield TRANSACTIONAL_IDS, [((state,), count) for state, count in states.items()]
+    yield families.TRANSACTIONAL_IDS, [((state,), count) for state, count in states.items()]
     for family, value in (
-        (OPEN_TIME_MAX, open_ms),
-        (IN_DOUBT, in_doubt),
-        (IN_DOUBT_OPEN_TIME_MAX, in_doubt_ms),
-        (OLDEST_IN_DOUBT, in_doubt_ms / 1000),
-        (KEPT, kept_count),
-        (UNMARKED_TIME_MAX, unmarked_ms),
+        (families.OPEN_TIME_MAX, open_ms),
+        (families.IN_DOUBT, in_doubt),
+        (families.IN_DOUBT_OPEN_TIME_MAX, in_doubt_ms),
+        (families.OLDEST_IN_DOUBT, in_doubt_ms / 1000),
+        (families.KEPT, kept_count),
+        (families.UNMARKED_TIME_MAX, unmarked_ms),
     ):
         yield family, [((), value)]
 
@@ -569,17 +356,17 @@ class _PartitionWalk:
         )
 
     def iter_readings(self) -> Iterator[MetricReading]:
-        yield PARTITIONS, [((), len(self._lags))]
-        yield PRODUCER_IDS, [((), self._producer_ids)]
-        yield LSO_LAG, self._lags
-        yield OPEN_DURATION, self._durations
-        yield LSO_LAG_MAX, [((), self._lag_max)]
-        yield LATE, [((), self._late_count)]
-        yield LATE_TWO_PHASE, [((), self._late_two_phase_count)]
+        yield families.PARTITIONS, [((), len(self._lags))]
+        yield families.PRODUCER_IDS, [((), self._producer_ids)]
+        yield families.LSO_LAG, self._lags
+        yield families.OPEN_DURATION, self._durations
+        yield families.LSO_LAG_MAX, [((), self._lag_max)]
+        yield families.LATE, [((), self._late_count)]
+        yield families.LATE_TWO_PHASE, [((), self._late_two_phase_count)]
         if self._is_coordinator_loaded:
-            yield HANGING, [((), self._hanging_count)]
-        yield HELD_BACK, [((), self._held_back)]
-        yield HELD_BACK_PARTITIONS, [((), self._held_back_partitions)]
+            yield families.HANGING, [((), self._hanging_count)]
+        yield families.HELD_BACK, [((), self._held_back)]
+        yield families.HELD_BACK_PARTITIONS, [((), self._held_back_partitions)]
 
 
 def _find_start_ms(entry: TxnEntry | None, state: ProducerStateEntry) -> int:

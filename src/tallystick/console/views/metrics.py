@@ -27,11 +27,11 @@ from tallystick.console.model.snapshot import (
     StoreFacts,
 )
 from tallystick.console.model.state import ConsoleState
-from tallystick.console.views import metric_families as families
 from tallystick.console.views.refusals import list_refusals
 from tallystick.dualwrite.rules.leases import LeaseState
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
+from tallystick.metrics.families import console as families
 from tallystick.metrics.model import MetricReading, Sample
 
 HELD_BACK_PARTITIONS_MAX: Final = 500
