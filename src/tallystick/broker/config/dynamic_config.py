@@ -18,25 +18,14 @@ from tallystick.broker.config.listeners import (
     PREFIXED_SETTINGS,
 )
 from tallystick.broker.config.metrics_listener import METRICS_PREFIX, find_metrics_setting
-from tallystick.kernel.settings import Setting, SettingType
+from tallystick.kernel.settings import Setting, SettingType, list_settings
 from tallystick.kernel.value import replace
+from tallystick.security.tls.settings import TlsSettings
 
 # Source: SslConfigs.RECONFIGURABLE_CONFIGS; the two of a key in files of their own are not Java's.
+_KEYS: Final = ("ssl.key.", "ssl.keystore.", "ssl.truststore.", "ssl.certificate.")
 RECONFIGURABLE_SETTINGS: Final = frozenset(
-    {
-        "ssl.key.password",
-        "ssl.keystore.certificate.chain",
-        "ssl.keystore.key",
-        "ssl.keystore.location",
-        "ssl.keystore.password",
-        "ssl.keystore.type",
-        "ssl.truststore.certificates",
-        "ssl.truststore.location",
-        "ssl.truststore.password",
-        "ssl.truststore.type",
-        "ssl.certificate.location",
-        "ssl.key.location",
-    }
+    name for name in list_settings(TlsSettings) if name.startswith(_KEYS)
 )
 
 _JAAS_SETTING: Final = Setting(kind=SettingType.PASSWORD, default=None, doc="", none="")
