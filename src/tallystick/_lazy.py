@@ -43,7 +43,7 @@ _EXTRAS: Final = {
 _EXTRAS_OF_PARTS: Final = {
     "tallystick.console.terminal": "top",
     "tallystick.console.web": "console",
-    "tallystick.dualwrite.stores.lake": "delta",
+    "tallystick.lake.dual_writes": "delta",
     "tallystick.lake.delta": "delta",
     "tallystick.lake.iceberg": "iceberg",
     "tallystick.lake.object_storage": "delta",

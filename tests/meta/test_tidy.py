@@ -38,7 +38,7 @@ FACADES = {
     "src/tallystick/client/blocking/consumer.py:Consumer",
     "src/tallystick/client/blocking/producer.py:Producer",
     "src/tallystick/dualwrite/stores/django.py:DjangoStore",
-    "src/tallystick/dualwrite/stores/lake/store.py:LakeStore",
+    "src/tallystick/lake/dual_writes/store.py:LakeStore",
     "src/tallystick/dualwrite/stores/sql.py:SqlStore",
     "src/tallystick/dualwrite/stores/sql_async.py:AsyncSqlStore",
     "src/tallystick/storage/disk/fs.py:FileSystem",

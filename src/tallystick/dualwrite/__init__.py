@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from tallystick.dualwrite.rules.recovery import Finding, Report, Verdict
     from tallystick.dualwrite.rules.retries import Retry
     from tallystick.dualwrite.stores.django import DjangoStore
-    from tallystick.dualwrite.stores.lake.store import DeltaStore
-    from tallystick.dualwrite.stores.lake.store_async import AsyncDeltaStore
     from tallystick.dualwrite.stores.rocksdb import RocksStore
     from tallystick.dualwrite.stores.sql import SqlStore
     from tallystick.dualwrite.stores.sql_async import AsyncSqlStore
     from tallystick.dualwrite.stores.zookeeper import ZooKeeperStore
+    from tallystick.lake.dual_writes.store import DeltaStore
+    from tallystick.lake.dual_writes.store_async import AsyncDeltaStore
 
 __all__ = [
     "AsyncDeltaStore",
@@ -108,8 +108,6 @@ if not TYPE_CHECKING:
         "rules.recovery": "Finding Report Verdict",
         "rules.retries": "Retry",
         "stores.django": "DjangoStore",
-        "stores.lake.store": "DeltaStore",
-        "stores.lake.store_async": "AsyncDeltaStore",
         "stores.rocksdb": "RocksStore",
         "stores.sql": "SqlStore",
         "stores.sql_async": "AsyncSqlStore",
@@ -118,6 +116,10 @@ if not TYPE_CHECKING:
     }
     __getattr__ = _lazy.attributes(
         __name__,
-        {"aio": f"{__name__}.aio"}
+        {
+            "aio": f"{__name__}.aio",
+            "DeltaStore": "tallystick.lake.dual_writes.store:DeltaStore",
+            "AsyncDeltaStore": "tallystick.lake.dual_writes.store_async:AsyncDeltaStore",
+        }
         | {name: f"{__name__}.{module}:{name}" for module, names in _WHERE.items() for name in names.split()},
     )

@@ -21,6 +21,10 @@ class TallystickError(Exception):
         super().__init__(*(hide_logins(each) if isinstance(each, str) else each for each in args))
 
 
+class Conflict(TallystickError):
+    """Others were faster, again and again. Nothing was decided, and a repetition may succeed."""
+
+
 class Effect(Enum):
     """The possible effect on the cluster of a request that failed."""
 

@@ -50,3 +50,12 @@ class ProducerIdAndEpoch(Value, order=True):
 
     def __str__(self) -> str:
         return f"{self.producer_id}/{self.epoch}"
+
+
+TABLE_FORMATS: Final = ("delta", "iceberg")
+"""Formats of lake tables, with which their URLs begin."""
+
+
+def is_table_url(text: str) -> bool:
+    """Return whether a name of a table or store is the URL of a lake table, like `delta:/lake/delays`."""
+    return text.partition(":")[0] in TABLE_FORMATS and ":" in text

@@ -10,7 +10,7 @@
 All of them can be pickled.
 """
 
-from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.errors import Conflict, TallystickError
 
 
 class LakeError(TallystickError):
@@ -33,5 +33,5 @@ class BadEntry(LakeError):
     """The entry in a commit is not of this version."""
 
 
-class TableBusy(LakeError):
+class TableBusy(LakeError, Conflict):
     """Other writers have committed first in every attempt. Nothing was decided."""

@@ -20,10 +20,9 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final
 
+from tallystick.kernel.ids import TABLE_FORMATS
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
-
-FORMATS: Final = ("delta", "iceberg")
 
 _CATALOG_NAME: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
 # Spark's catalog writes a place on DBFS as dbfs:/user/hive/warehouse/delays.
@@ -99,11 +98,6 @@ def has_scheme(place: str) -> bool:
     return _SCHEME.match(place) is not None
 
 
-def is_table_url(text: str) -> bool:
-    """Return whether a name of a table is the URL of a lake table."""
-    return text.partition(":")[0] in FORMATS and ":" in text
-
-
 def is_catalog_url(text: str) -> bool:
     """Return whether a table is named as in Spark's catalog, like `delta:sales.delays`."""
     kind, _, place = text.partition(":")
@@ -113,7 +107,7 @@ def is_catalog_url(text: str) -> bool:
 def parse_table_url(text: str) -> TableUrl:
     """Parse the URL of a lake table. Raises: BadConfig."""
     kind, _, place = text.partition(":")
-    if kind not in FORMATS or not place:
+    if kind not in TABLE_FORMATS or not place:
         raise BadConfig(f"table {text}: is not the URL of a lake table, like delta:/lake/delays")
     parts = place.split(".")
     if kind == "iceberg" and (len(parts) < _ICEBERG_PARTS_MIN or not all(parts) or "/" in place):

@@ -40,8 +40,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta, field
 
+from tallystick.kernel.ids import is_table_url
 from tallystick.kernel.value import Value, replace
-from tallystick.lake.names import has_scheme, is_table_url, parse_table_url
+from tallystick.lake.names import has_scheme, parse_table_url
 from tallystick.pipeline.toml_reader import Settings, Texts
 from tallystick.schemas.model import ColumnFormat
 

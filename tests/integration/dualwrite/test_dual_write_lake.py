@@ -29,9 +29,9 @@ from tallystick.dualwrite import (
     aio,
 )
 from tallystick.dualwrite.block.steps import RecipeStep
-from tallystick.dualwrite.stores.lake.store import UNKNOWN_MAX, LakeTransaction
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake import delta
+from tallystick.lake.dual_writes.store import UNKNOWN_MAX, LakeTransaction
 from tallystick.lake.entries import CommitOutcome
 from tallystick.lake.errors import SchemaDiffers, TableBusy
 from tallystick.lake.names import parse_table_url

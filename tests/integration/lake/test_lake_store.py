@@ -28,12 +28,12 @@ from tallystick.dualwrite import (
     NotYours,
 )
 from tallystick.dualwrite.rules.model import StoredState
-from tallystick.dualwrite.stores.lake.model import IDLE_MS
-from tallystick.dualwrite.stores.lake.store import ATTEMPTS_MAX, UNKNOWN_MAX, LakeTransaction
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
 from tallystick.lake import delta
 from tallystick.lake.data_files import DataFileWriter
+from tallystick.lake.dual_writes.model import IDLE_MS
+from tallystick.lake.dual_writes.store import ATTEMPTS_MAX, UNKNOWN_MAX, LakeTransaction
 from tallystick.lake.entries import CommitOutcome
 from tallystick.lake.errors import SchemaDiffers, TableBusy
 from tallystick.lake.names import format_writer_key, parse_table_url

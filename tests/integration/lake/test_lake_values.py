@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pytest
 from tests.support.lake_tables import PREFIX, DeltaPlace, IcebergPlace, Place
 
-from tallystick.dualwrite.stores.lake.rows import read_rows, to_all_columns, to_table_types
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
+from tallystick.lake.dual_writes.rows import read_rows, to_all_columns, to_table_types
 from tallystick.lake.entries import CommitOutcome, LakeEntry
 from tallystick.lake.schema import TableDefinition
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tallystick.kernel.ids import is_table_url
 from tallystick.kernel.settings import BadConfig
 from tallystick.lake.names import (
     NO_OPTIONS,
@@ -16,7 +17,6 @@ from tallystick.lake.names import (
     format_data_file_name,
     format_writer_key,
     is_catalog_url,
-    is_table_url,
     parse_application_id,
     parse_data_file_name,
     parse_table_url,

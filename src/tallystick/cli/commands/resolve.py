@@ -36,8 +36,8 @@ from tallystick.dualwrite.rules.recovery import RecoveredId, Verdict
 from tallystick.dualwrite.stores.base import LeaseStore, Store
 from tallystick.dualwrite.stores.by_url import OTHER_KINDS, open_store
 from tallystick.kernel.clock import SystemClock
+from tallystick.kernel.ids import is_table_url
 from tallystick.kernel.settings import BadConfig
-from tallystick.lake.names import is_table_url
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 
 if TYPE_CHECKING:

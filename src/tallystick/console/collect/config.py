@@ -8,10 +8,11 @@ from tallystick.admin.txn.transactions import DEFAULT_LIMIT_MS
 from tallystick.client.config import AdminConfig
 from tallystick.console.collect.pacing import Pace
 from tallystick.console.collect.store_reader import StoreAddress
+from tallystick.kernel.ids import is_table_url
 from tallystick.kernel.limits import MIB
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value
-from tallystick.lake.names import find_url_problem, is_table_url
+from tallystick.lake.names import find_url_problem
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 
 MAX_MS: Final = 24 * 3_600_000

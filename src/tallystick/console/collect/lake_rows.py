@@ -10,8 +10,8 @@ from pathlib import Path
 from tallystick.console.collect.failures import describe_failure, limit_sentences
 from tallystick.console.model.snapshot import PartStatus, PrefixFacts, StoreFacts, StoreKind
 from tallystick.dualwrite.rules.model import StoredState
-from tallystick.dualwrite.stores.lake.store import LakeStore
 from tallystick.kernel.errors import TallystickError
+from tallystick.lake.dual_writes.store import LakeStore
 from tallystick.lake.names import parse_table_url, parse_writer_key
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.ports import ListsKeys

@@ -19,8 +19,8 @@ from tallystick.console.model.snapshot import StoreFacts, StoreKind, Volume
 from tallystick.dualwrite.stores.by_url import describe_url
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.ids import is_table_url
 from tallystick.kernel.value import Value, replace
-from tallystick.lake.names import is_table_url
 
 CLOSE_TIMEOUT_S: Final = 2.0
 _MOUNT_TABLE: Final = Path("/proc/self/mountinfo")

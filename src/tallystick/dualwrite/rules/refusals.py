@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tallystick.lake.errors import TableBusy
+from tallystick.kernel.errors import Conflict
 
 # PostgreSQL answers COMMIT with an error only if it did not commit. A lost connection is no answer, nor is a
 # shutdown (57), an I/O error (58), an internal error (XX) or a full disk (53): a server that cannot write its
@@ -42,7 +42,7 @@ def is_conflict(exc: BaseException | None) -> bool:
     SQLAlchemy keeps the driver's exception in `orig`, Django as the cause.
     """
     while exc is not None:
-        if isinstance(exc, TableBusy):
+        if isinstance(exc, Conflict):
             return True
         answer = getattr(exc, "orig", None) or exc
         state = getattr(answer, "sqlstate", None) or getattr(answer, "pgcode", None)

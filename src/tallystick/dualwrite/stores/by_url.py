@@ -17,8 +17,8 @@ from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, urlencode, u
 from tallystick import _lazy, dualwrite
 from tallystick.dualwrite.errors import BadStore
 from tallystick.dualwrite.stores.base import Store
+from tallystick.kernel.ids import is_table_url
 from tallystick.kernel.settings import BadConfig
-from tallystick.lake.names import is_table_url
 
 CONNECT_TIMEOUT_S: Final = 15.0
 """Timeout of the first connection; kazoo's default."""

@@ -9,8 +9,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
+from tallystick.kernel.ids import is_table_url
 from tallystick.kernel.value import Value
-from tallystick.lake.names import NO_OPTIONS, StorageOptions, find_url_problem, is_catalog_url, is_table_url
+from tallystick.lake.names import NO_OPTIONS, StorageOptions, find_url_problem, is_catalog_url
 
 WriteMode = Literal["append", "upsert"]
 _WRITE_MODES: Final = ("append", "upsert")

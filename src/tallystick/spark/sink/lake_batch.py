@@ -15,15 +15,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 
-from tallystick import lake
 from tallystick.kernel.check import check
 from tallystick.kernel.value import Value, replace
 from tallystick.lake.data_files import AttemptName, DataFileWriter
 from tallystick.lake.errors import SchemaDiffers, UnusableTable
 from tallystick.lake.names import find_url_problem, is_catalog_url, parse_table_url
-from tallystick.lake.opening import LakeLocation, open_table
+from tallystick.lake.opening import LakeLocation, open_file_writer, open_table
 from tallystick.lake.schema import TableDefinition, find_added_columns, find_column_problems
-from tallystick.lake.storage import open_storage
 from tallystick.spark.options.sinks import ToTable, quote_column
 from tallystick.spark.protocol.committable import BatchLease
 from tallystick.spark.runtime.arrow_types import to_arrow_schema
@@ -135,11 +133,7 @@ def _read_columns(kind: DataType) -> pa.Schema:
 def open_data_files(target: LakeTarget, prefix: str, lease: BatchLease) -> DataFileWriter:
     """Return the writer of one attempt's data files."""
     name = AttemptName(key=prefix, owner=str(lease.coordinator), attempt=token_hex(_ATTEMPT_BYTES))
-    definition = target.definition
-    if target.location.url.format == "iceberg":
-        return lake.iceberg_files.IcebergFileWriter(definition, name)
-    storage = open_storage(target.location.url, dict(target.location.storage_options))
-    return DataFileWriter(storage, definition, name, is_source=bool(target.keys))
+    return open_file_writer(target.location, target.definition, name, is_source=bool(target.keys))
 
 
 def drop_hash(rows: pa.RecordBatch) -> pa.RecordBatch:

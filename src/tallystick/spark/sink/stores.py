@@ -7,7 +7,8 @@ found = resolve_rows("pipeline.flights", {"bootstrap.servers": "localhost:9092"}
 
 from collections.abc import Mapping
 
-from tallystick.lake.names import NO_OPTIONS, StorageOptions, is_table_url, parse_table_url
+from tallystick.kernel.ids import is_table_url
+from tallystick.lake.names import NO_OPTIONS, StorageOptions, parse_table_url
 from tallystick.lake.opening import LakeLocation
 from tallystick.spark import sink as spark_sink
 from tallystick.spark.options.sink_options import SinkOptions

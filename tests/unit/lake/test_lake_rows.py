@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from tallystick.dualwrite.stores.lake.rows import read_rows, to_all_columns, to_table_types
+from tallystick.lake.dual_writes.rows import read_rows, to_all_columns, to_table_types
 from tallystick.lake.errors import SchemaDiffers
 from tallystick.lake.schema import TableDefinition
 

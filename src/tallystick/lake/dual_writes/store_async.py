@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 from tallystick.dualwrite.rules.model import StoredState
-from tallystick.dualwrite.stores.lake.store import BLOCK_BYTES_MAX, DeltaStore, LakeStore, LakeTransaction
+from tallystick.lake.dual_writes.store import BLOCK_BYTES_MAX, DeltaStore, LakeStore, LakeTransaction
 
 A = ParamSpec("A")
 T = TypeVar("T")

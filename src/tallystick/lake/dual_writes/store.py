@@ -48,21 +48,16 @@ from tallystick.dualwrite.forks import OwningProcess
 from tallystick.dualwrite.rules.model import StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.rules.refusals import ORPHANED_RECORDS_TEXT
 from tallystick.dualwrite.stores.base import check_record
-from tallystick.dualwrite.stores.lake.model import IdleEntries
-from tallystick.dualwrite.stores.lake.rows import read_rows, to_all_columns, to_table_types
 from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.kernel.ids import is_table_url
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value, replace
 from tallystick.lake.data_files import AttemptName, DataFileWriter
+from tallystick.lake.dual_writes.model import IdleEntries
+from tallystick.lake.dual_writes.rows import read_rows, to_all_columns, to_table_types
 from tallystick.lake.entries import CommitOutcome, LakeEntry, find_unsettled
 from tallystick.lake.errors import BadEntry, EntryLost, SchemaDiffers, TableBusy, UnusableTable
-from tallystick.lake.names import (
-    StorageOptions,
-    format_writer_key,
-    is_table_url,
-    parse_table_url,
-    parse_writer_key,
-)
+from tallystick.lake.names import StorageOptions, format_writer_key, parse_table_url, parse_writer_key
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.ports import DataFile, LakeTable, ListsKeys, TableState
 from tallystick.lake.schema import TableDefinition, accepts_files, find_added_columns

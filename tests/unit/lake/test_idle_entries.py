@@ -1,6 +1,6 @@
 """Which entry of a lake store is committed again, and when."""
 
-from tallystick.dualwrite.stores.lake.model import IDLE_MS, IdleEntries
+from tallystick.lake.dual_writes.model import IDLE_MS, IdleEntries
 
 
 def test_the_entry_that_is_idle_longest_is_due_first() -> None:
