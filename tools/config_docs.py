@@ -73,12 +73,13 @@ def main() -> None:
 CLIENTS = """
 ## Clients
 
-`Producer`, `Consumer` and `Admin` take a mapping by these names. Names and defaults are Kafka 4.3's;
-librdkafka's names are understood, for security kafka-python's too. All problems are reported
+`Producer`, `Consumer` and `Admin` take a mapping by these names. Names and defaults are Kafka
+4.3's; librdkafka's names are understood, for security kafka-python's too. All problems are reported
 together. Some take Python objects: `oauth_cb`, a function that returns a token and its expiry
-(seconds or milliseconds since 1970); `sasl_oauth_token_provider`, an object with a method `token()`;
-`ssl_context`, an `ssl.SSLContext`; and, as in confluent-kafka, the functions `key.serializer`,
-`value.serializer`, `key.deserializer` and `value.deserializer` ([schemas](how-to/schemas.md)).
+(seconds or milliseconds since 1970); `sasl_oauth_token_provider`, an object with a method
+`token()`; `ssl_context`, an `ssl.SSLContext`; and, as in confluent-kafka, the functions
+`key.serializer`, `value.serializer`, `key.deserializer` and `value.deserializer`
+([schemas](how-to/schemas.md)).
 """
 
 

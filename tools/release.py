@@ -1,6 +1,6 @@
 """Check that a tag, the package and the changelog name the same version, and print that version's notes.
 
-    python -m tools.release v0.1.0 [NOTES]
+    python -m tools.release v0.2.0 [NOTES]
 
 Run it before pushing a tag; the release workflow runs it again. It needs no installed package.
 """

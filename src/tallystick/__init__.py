@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tallystick.client.transactions.prepared import PreparedTxnState
     from tallystick.kernel.ids import TopicPartition
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Admin",
