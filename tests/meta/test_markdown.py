@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = 100
-FOLDERS = ("docs", "changes", "deploy", "examples", "tests", ".github")
+FOLDERS = ("docs", "deploy", "examples", "tests", ".github")
 # A row of a table or a heading has one line; an address cannot be broken.
 ONE_LINE = re.compile(r"\s*(\||#|\[[^]]+\]: |([-*] )?\S+$)")
 FENCE = re.compile(r"\s*(```|~~~)")

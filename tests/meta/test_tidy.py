@@ -51,7 +51,7 @@ MANY_METHODS = {
     "src/tallystick/broker/group/logic.py:GroupLogic": 14,
     "src/tallystick/broker/metadata/store.py:MetadataStore": 18,
     "src/tallystick/broker/partitions/data_directory.py:DataDirectory": 16,
-    "src/tallystick/broker/partitions/partition.py:Partition": 15,
+    "src/tallystick/broker/partitions/partition.py:Partition": 14,
     "src/tallystick/broker/server/server.py:Server": 14,
     "src/tallystick/broker/txn/coordinator.py:TransactionCoordinator": 14,
     "src/tallystick/broker/txn/logic.py:TransactionLogic": 14,

@@ -78,7 +78,6 @@ UNITS: Final[Mapping[str, Mapping[str, Size]]] = {
         "WRITE_HIGH_WATER_BYTES": 64,
     },
     "tallystick.client.net.coordinators": {"KEYS_PER_REQUEST": 1, "CACHED_MAX": 1},
-    "tallystick.client.consumer.arrow": {"_CHUNK_ROWS_MAX": 2},
     "tallystick.client.consumer.decode": {"_COLUMN_BYTES": 64},
     "tallystick.client.producer.partitioner": {"_CACHED_KEYS_MAX": 1, "_CACHED_KEY_BYTES_MAX": 2},
     "tallystick.client.serializers": {"USES_MAX": 1},
