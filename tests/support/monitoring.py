@@ -5,10 +5,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+
+from tallystick.metrics.model import MetricFamily
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "deploy/monitoring"
@@ -56,6 +59,11 @@ class Expression:
         bare = _STRING.sub('""', self.text)
         lists = [each for each in _LABEL_LIST.findall(bare) if each.strip()]
         return frozenset(label.strip() for each in lists for label in each.split(","))
+
+
+def list_families(table: ModuleType) -> list[MetricFamily]:
+    """Return the families of a module of `tallystick.metrics.families`."""
+    return [each for each in vars(table).values() if isinstance(each, MetricFamily)]
 
 
 def list_alerts() -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.support.monitoring import list_families
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
@@ -20,7 +21,6 @@ from tallystick.broker.serve import Service
 from tallystick.cli.commands import broker
 from tallystick.kernel.settings import BadConfig
 from tallystick.metrics.families import broker as families_of_broker
-from tallystick.metrics.families import list_families
 from tallystick.metrics.model import MetricReading, make_gauge
 
 pytestmark = pytest.mark.server

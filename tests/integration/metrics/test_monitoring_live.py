@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 from tests.integration.metrics.test_metrics_access import ask, serving
-from tests.support.monitoring import Exported, list_expressions
+from tests.support.monitoring import Exported, list_expressions, list_families
 from tests.unit.metrics.test_monitoring import expose_broker
 
 from tallystick.console import ConsoleThread
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.metrics.families import broker as families_of_broker
-from tallystick.metrics.families import list_families
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server

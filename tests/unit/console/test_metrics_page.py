@@ -20,6 +20,7 @@ from tests.support.console_facts import (
     pair,
     read_again,
 )
+from tests.support.monitoring import list_families
 from tests.unit.console.test_web import HOSTILE, make_client, make_feed, make_full_snapshot
 
 from tallystick.admin.model import GroupDescription
@@ -46,7 +47,6 @@ from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.value import replace
 from tallystick.metrics.families import console as families_of_console
-from tallystick.metrics.families import list_families
 from tallystick.security.http_auth import HttpCredentials
 
 Values = Mapping[str, Mapping[tuple[str, ...], float]]

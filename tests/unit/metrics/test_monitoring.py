@@ -21,6 +21,7 @@ from tests.support.monitoring import (
     Expression,
     list_alerts,
     list_expressions,
+    list_families,
     list_panels,
 )
 from tests.unit.console.test_web import make_client, make_feed, make_full_snapshot
@@ -34,7 +35,7 @@ from tallystick.kernel.value import replace
 from tallystick.metrics import ClientMetrics
 from tallystick.metrics.dual_writes import WriteEvent
 from tallystick.metrics.exposition import PrometheusText
-from tallystick.metrics.families import applications, broker, console, list_families
+from tallystick.metrics.families import applications, broker, console
 from tallystick.metrics.model import MetricFamily, Sample
 from tallystick.spark import QueryMetrics, query_metrics
 

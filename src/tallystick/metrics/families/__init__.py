@@ -7,12 +7,3 @@
 Exporters read their families here, and so do OpenTelemetry's instruments where they show the same; tests hold
 the reference pages, the alerts and the dashboard against them.
 """
-
-from types import ModuleType
-
-from tallystick.metrics.model import MetricFamily
-
-
-def list_families(table: ModuleType) -> list[MetricFamily]:
-    """Return the families of one of these modules, in the order of their declaration."""
-    return [each for each in vars(table).values() if isinstance(each, MetricFamily)]
