@@ -47,17 +47,17 @@ run: $(READY) ## 336,776 flights through a Spark pipeline whose parts are killed
 	@$(BIN)/tallystick demo
 
 test: $(READY) ## everything a change must pass
-	@$(BIN)/python -m tools.gate --docs --beside $(BIN)/python -m tests.support.class_archive
+	@$(BIN)/python -m tools.gate --beside $(BIN)/python -m tests.support.class_archive
 	@$(SETS) HYPOTHESIS_PROFILE=gate $(BIN)/python -m pytest $(FOUR) --dist loadfile $(FIXED) $(addprefix --ignore=,$(LEFT_TO_FULL))
 
 test-full: $(READY) ## everything there is, in a random order with random examples: hours
-	@$(BIN)/python -m tools.gate --docs --beside $(BIN)/python -m tests.support.class_archive
+	@$(BIN)/python -m tools.gate --beside $(BIN)/python -m tests.support.class_archive
 	@$(BIN)/python -m tools.dist --wheels
 	@$(BIN)/python -m tools.mutate
 	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -o timeout=3600 $(TWO) --dist loadfile $(if $(SEED),--randomly-seed=$(SEED))
 
-check: $(READY) ## the quick loop: format, lint, types, layers, twins, quick unit tests (under a minute)
-	@$(BIN)/python -m tools.gate --beside $(MAKE) --no-print-directory unit
+check: $(READY) ## the quick loop: format, lint, types of the sources, layers, twins, quick unit tests (under a minute)
+	@$(BIN)/python -m tools.gate --quick --beside $(MAKE) --no-print-directory unit
 
 unit: $(READY) ## the tests of make check alone
 	@$(SETS) $(BIN)/python -m pytest $(TWO) --dist loadfile $(FIXED) -m "not slow and not server and not kafka and not mount" tests/unit tests/meta
