@@ -26,8 +26,6 @@ from tallystick.console.actions.readings import Reading, TransactionReading
 from tallystick.console.actions.request import ActionRequest
 from tallystick.console.actions.results import report_unknown
 from tallystick.console.lookup.history import HistorySource, IdHistory
-from tallystick.console.lookup.record_page import BrowsedRecord, RecordPage, RecordVerdict, clip
-from tallystick.console.lookup.record_query import RecordQuery
 from tallystick.console.model.snapshot import (
     ClusterFacts,
     GroupFacts,
@@ -170,34 +168,6 @@ class HostileAnswers:
             address=self._name,
         )
         return IdHistory(source=HistorySource.BROKER, transitions=(transition,), failure=self._name)
-
-    async def browse_records(self, query: RecordQuery) -> RecordPage:
-        data = self._name.encode("utf-8", "surrogatepass")
-        record = BrowsedRecord(
-            offset=1,
-            timestamp_ms=NOW_MS,
-            is_append_time=False,
-            verdict=RecordVerdict.OPEN,
-            is_held_back=True,
-            producer=WRITER,
-            key=clip(data),
-            value=clip(data + b"\xff\x1b[2J" + b"v" * 1_000_000),
-            headers=((self._name, clip(data)),),
-            header_count=1,
-        )
-        return RecordPage(
-            partition=query.partition,
-            first=0,
-            next_offset=2,
-            start=0,
-            last_stable=1,
-            end=3,
-            records=(record,),
-            failure=self._name,
-        )
-
-    async def download(self, at: TopicPartition, offset: int, *, is_key: bool) -> bytes | None:
-        return self._name.encode()
 
 
 class HostileReadings:

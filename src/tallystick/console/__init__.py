@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tallystick.console.collect.collector import Collector
     from tallystick.console.lookup.lookups import ClusterLookups
     from tallystick.console.terminal.app import TopServices
-    from tallystick.console.terminal.run import hold_log, run_top
+    from tallystick.console.terminal.run import find_console, hold_log, run_top
     from tallystick.console.web.beside import ConsoleThread
     from tallystick.console.web.serve import Services, open_feed, serve
 
@@ -32,6 +32,7 @@ __all__ = [
     "ConsoleThread",
     "Services",
     "TopServices",
+    "find_console",
     "hold_log",
     "open_feed",
     "run_top",
@@ -49,6 +50,7 @@ if not TYPE_CHECKING:  # loaded once the console listens: its address does not w
             "ConsoleThread": "tallystick.console.web.beside:ConsoleThread",
             "open_feed": "tallystick.console.web.serve:open_feed",
             "TopServices": "tallystick.console.terminal.app:TopServices",
+            "find_console": "tallystick.console.terminal.run:find_console",
             "hold_log": "tallystick.console.terminal.run:hold_log",
             "run_top": "tallystick.console.terminal.run:run_top",
             "serve": "tallystick.console.web.serve:serve",

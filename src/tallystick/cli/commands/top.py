@@ -33,8 +33,7 @@ from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.model.health import Limits
 from tallystick.console.model.state import ConsoleState
-from tallystick.console.terminal.once import look_once
-from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary
+from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary, look_once
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
@@ -112,7 +111,11 @@ async def _run(config: CollectorConfig, limits: Limits, actions: ActionConfig | 
                 consoles.ActionDesk(actions, follow_up=collector.read_soon)
             )
         services = consoles.TopServices(
-            read_soon=collector.read_soon, lookups=lookups, desk=desk, user=_name_user()
+            read_soon=collector.read_soon,
+            lookups=lookups,
+            desk=desk,
+            user=_name_user(),
+            find_console=consoles.find_console,
         )
         await run_top(collector, limits, services, log)
 

@@ -331,14 +331,9 @@ def format_action_command(request: ActionRequest, servers: str, *, force: bool =
     return f"{line} --force" if force else line
 
 
-def find_reset(group_id: str) -> ActionAddress:
-    """Return the address where the new offsets of a group are chosen."""
-    return ActionAddress(kind=ActionKind.RESET_OFFSETS, subject=group_id)
-
-
 def find_reset_url(group_id: str) -> str:
     """Return the URL where the new offsets of a group are chosen."""
-    return format_address(find_reset(group_id))
+    return format_address(ActionAddress(kind=ActionKind.RESET_OFFSETS, subject=group_id))
 
 
 def find_action_url(command: str) -> str:

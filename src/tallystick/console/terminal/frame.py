@@ -84,7 +84,7 @@ def describe_age(frame: Frame, now_ms: int) -> str:
 def _menu_line(place: Place) -> Line:
     spans: list[Span] = []
     for number, section in enumerate(MENU, 1):
-        is_here = section is place.menu_section
+        is_here = section is place.section
         text = f"[{number} {section.value}]" if is_here else f" {number} {section.value} "
         spans.append(say(text, TextRole.STRONG if is_here else TextRole.QUIET))
     return Line(tuple(spans))
@@ -110,7 +110,7 @@ def detail_lines(frame: Frame, anchor: Anchor | None, width: int) -> tuple[Line,
 def _has_action(frame: Frame, anchor: Anchor) -> bool:
     """Return whether `a` leads anywhere; on the page of an action it does not."""
     is_possible = frame.allows_actions and frame.place.action is None
-    return is_possible and (anchor.action is not None or find_action(anchor.command) is not None)
+    return is_possible and find_action(anchor.command) is not None
 
 
 def key_line(place: Place, width: int) -> Line:

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from rich.cells import cell_len
 
-from tallystick.console.actions.request import ActionAddress
 from tallystick.console.model.visible import Visible, join_visible, pad, show, wrap, wrap_command
 from tallystick.console.terminal.places import Place
 from tallystick.console.terminal.prompts import Prompt
@@ -50,17 +49,13 @@ class Anchor(Value, kw_only=True):
     name     the same in the next state of the page, wherever it stands there
     target   where Enter leads
     prompt   what Enter asks for, in place of a target
-    holder   the transaction that `t` leads to, where Enter leads elsewhere
-    action   what `a` makes a dry run of; None: what the command stands for, if it changes anything
-    command  what `c` copies, as a shell reads it
+    command  copied by `c`, as a shell reads it; `a` makes its dry run if it changes anything
     reason   shown below the page
     """
 
     name: str
     target: Place | None = None
     prompt: Prompt | None = None
-    holder: Place | None = None
-    action: ActionAddress | None = None
     command: str = ""
     reason: str = ""
 

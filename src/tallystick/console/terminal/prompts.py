@@ -1,4 +1,4 @@
-"""What is typed: a filter, where records begin, and what an action needs: fields, reason, id. Pure."""
+"""Questions below the page: a filter, and the fields, reason and id of an action. Pure."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -8,7 +8,7 @@ from tallystick.console.actions.plan import ActionPlan, Guard
 from tallystick.console.actions.request import ActionAddress
 from tallystick.console.actions.tickets import REASON_LENGTH_MAX
 from tallystick.console.model.visible import show
-from tallystick.console.terminal.places import Place, format_filter, parse_filter, seek_records
+from tallystick.console.terminal.places import Place, format_filter, parse_filter
 from tallystick.kernel.value import Value, replace
 
 LENGTH_MAX: Final = 40_000
@@ -22,7 +22,6 @@ class PromptKind(Enum):
     """What a line that is typed stands for."""
 
     FILTER = "filter"
-    RECORDS = "records"
     FIELD = "field"
     REASON = "reason"
     CONFIRMATION = "confirmation"
@@ -47,20 +46,12 @@ class Prompt(Value, kw_only=True):
 
 
 def ask_filter(place: Place) -> Prompt:
-    """Ask for the filter of a list."""
-    fields = "health=WORD state=STATE store=NAME and " if place.can_sort else ""
+    """Ask for the filter of the transactions."""
     return Prompt(
         kind=PromptKind.FILTER,
-        note=f"Filter by {fields}a part of the name. Enter applies it, Esc keeps what is shown.",
+        note="Filter by health=WORD state=STATE store=NAME and a part of the name. Enter applies it, "
+        "Esc keeps the rows.",
         value=format_filter(place.filter),
-    )
-
-
-def ask_records() -> Prompt:
-    """Ask where records are to begin."""
-    return Prompt(
-        kind=PromptKind.RECORDS,
-        note="From an offset, or a time (UTC) such as 2026-11-25T10:00; nothing: the newest. Enter reads.",
     )
 
 
@@ -89,8 +80,6 @@ def answer_prompt(prompt: Prompt, place: Place, typed: str) -> Place:
     """Return where the answer to a prompt leads; the same place where it leads nowhere."""
     if prompt.kind is PromptKind.FILTER:
         return replace(place, filter=parse_filter(typed))
-    if prompt.kind is PromptKind.RECORDS:
-        return seek_records(place, typed)
     if prompt.kind is PromptKind.FIELD and prompt.action is not None:
         query: Mapping[str, str] = {**prompt.action.query, prompt.field: typed.strip()}
         return replace(place, action=replace(prompt.action, query=query))

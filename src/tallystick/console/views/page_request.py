@@ -1,7 +1,4 @@
-"""What a page is built from, and what the cluster is asked for this page alone. Pure.
-
-The pages of the browser and those of the terminal ask by the same functions, and show the same.
-"""
+"""Input of a page: console state, URL query, and data that were read for this page only. Pure."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
@@ -17,11 +14,15 @@ from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value, replace
 
 
-class Lookups(Protocol):
-    """Answers what single pages ask for. What keeps it from answering is in the answer."""
+class Histories(Protocol):
+    """Reads the history of an id for the page that shows it; a failure is part of the answer."""
 
     async def read_history(self, transactional_id: str) -> IdHistory:
-        """Return what has happened to a transactional id."""
+        """Return the transitions of a transactional id."""
+
+
+class Lookups(Histories, Protocol):
+    """Reads histories and records for single pages; a failure is part of the answer."""
 
     async def browse_records(self, query: RecordQuery) -> RecordPage:
         """Return a page of records of one partition."""
@@ -56,7 +57,7 @@ Ask = Callable[[Lookups, PageRequest], Awaitable[PageRequest]]
 """Reads what only one page shows, and returns the request with it."""
 
 
-async def ask_history(lookups: Lookups, request: PageRequest) -> PageRequest:
+async def ask_history(lookups: Histories, request: PageRequest) -> PageRequest:
     """Read the history of a transactional id; a cluster that is away is not asked once more."""
     if request.key.startswith(STRANGER_PREFIX):
         return request

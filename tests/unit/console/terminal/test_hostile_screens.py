@@ -32,18 +32,9 @@ WAYS = {
     "a transaction that hangs": ("2", "enter"),
     "a transaction that is known": ("2", "down", "down", "enter"),
     "the end of the page of one": ("2", "down", "down", "enter", "end"),
-    "the stores to their end": ("3", "end"),
-    "a topic": ("5", "enter"),
-    "a group": ("6", "enter"),
-    "the end of a group": ("6", "enter", "end"),
     "the end of the overview": ("end",),
     "help": ("question_mark",),
-    "the events": ("e",),
     "a history": ("2", "down", "down", "enter", "end"),
-    "the records": ("5", "enter", "enter"),
-    "a record": ("5", "enter", "enter", "enter"),
-    "the end of it": ("5", "enter", "enter", "enter", "end"),
-    "a record as JSON": ("5", "enter", "enter", "f", "enter"),
     "a dry run": ("2", "down", "down", "enter", "a"),
     "its end": ("2", "down", "down", "enter", "a", "end"),
     "what is to be typed": ("2", "down", "down", "enter", "a", "end", "enter"),
@@ -92,7 +83,7 @@ def has_answers(screen: Screen) -> bool:
     place, stage = screen.app.place, screen.app.panel.stage
     if place.action is not None:
         return stage is not None and stage.plan is not None
-    return screen.app.asker.answer is not None or not (place.has_history or place.has_records)
+    return screen.app.answer is not None or not place.has_history
 
 
 async def act(screen: Screen, name: str) -> "Visit":

@@ -7,13 +7,11 @@ from tests.support.console_facts import (
     NOW_MS,
     WRITER,
     describe,
-    make_prefix,
     make_row,
     make_snapshot,
     make_store,
     read_again,
 )
-from tests.support.console_worlds import make_crowd
 from tests.support.hostile_console import HARMLESS, make_hostile_state
 
 from tallystick.console.model.snapshot import PartStatus
@@ -28,6 +26,7 @@ from tallystick.console.terminal.frame import (
 )
 from tallystick.console.terminal.lines import Anchor, PageLines
 from tallystick.console.terminal.pages import build_page
+from tallystick.console.terminal.pages.guide import CONSOLE_URL
 from tallystick.console.terminal.places import (
     MENU,
     Order,
@@ -36,10 +35,9 @@ from tallystick.console.terminal.places import (
     cycle_order,
     format_filter,
     parse_filter,
+    place_in_browser,
     sort_rows,
 )
-from tallystick.console.views.lists import PAGE_ROWS
-from tallystick.console.views.stores import ROWS_MAX
 from tallystick.console.views.transactions import TransactionFilter, build_transactions
 from tallystick.kernel.value import replace
 
@@ -49,10 +47,7 @@ PLACES = [
     Place(section=Section.TRANSACTIONS, key=HARMLESS),
     Place(section=Section.TRANSACTIONS, key="producer:77:0"),
     Place(section=Section.TRANSACTIONS, key="nothing of this name"),
-    Place(section=Section.TOPICS, key=HARMLESS),
-    Place(section=Section.TOPICS, key="nothing of this name"),
-    Place(section=Section.GROUPS, key=HARMLESS),
-    Place(section=Section.GROUPS, key="nothing of this name"),
+    place_in_browser("topics", "a/b c"),
 ]
 
 
@@ -97,28 +92,17 @@ def show(place: Place, state: ConsoleState = STATE, width: int = 200) -> tuple[s
             ],
         ),
         (Place(section=Section.TRANSACTIONS, key="x"), ["No transaction of this id is open"]),
-        (Place(section=Section.STORES), ["Rows              2, 2 with an open transaction", "expired"]),
-        (Place(section=Section.PIPELINES), ["loud", "Last batch        7", "open", f"{HARMLESS}: 3"]),
-        (Place(section=Section.TOPICS), ["Topic", "orders"]),
-        (Place(section=Section.TOPICS, key="orders"), ["recover", HARMLESS]),
-        (Place(section=Section.TOPICS, key="x"), ["no topic of this name"]),
-        (Place(section=Section.GROUPS), ["To read"]),
-        (Place(section=Section.GROUPS, key=HARMLESS), ["1 marker, 2 aborted", "in a transaction", "Members"]),
-        (Place(section=Section.GROUPS, key="x"), ["no group of this name"]),
+        (Place(section=Section.BROWSER), ["--store", f"{CONSOLE_URL}/groups", "reset of offsets"]),
+        (
+            place_in_browser("topics", "a/b c"),
+            [f"{CONSOLE_URL}/topics/a%2Fb%20c\n", f"{CONSOLE_URL}/topics\n"],
+        ),
         (Place(section=Section.HELP), ["Enter", "hanging"]),
     ],
 )
 def test_what_is_on_a_page(place: Place, texts: list[str]) -> None:
     shown, _ = show(place)
     assert [text for text in texts if text not in shown] == []
-
-
-@pytest.mark.parametrize("place", PLACES, ids=str)
-def test_every_place_that_a_row_leads_to_is_a_page(place: Place) -> None:
-    _, anchors = show(place)
-    for anchor in anchors:
-        if anchor.target is not None:
-            assert "of this name" not in show(anchor.target)[0]
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
@@ -129,9 +113,9 @@ def test_anchors_have_names_of_their_own(place: Place) -> None:
 
 
 def test_what_could_not_be_read_is_first_on_the_page() -> None:
-    assert show(Place(section=Section.STORES))[0].startswith(
-        "Not everything could be read:\n- pay-harmless: away"
-    )
+    shown, _ = show(Place())
+    assert shown.startswith("Not everything could be read:\n")
+    assert "- pay-harmless: away" in shown
 
 
 def test_before_the_first_reading_nothing_is_called_empty() -> None:
@@ -145,10 +129,9 @@ def test_lists_are_filtered_and_say_so() -> None:
     assert [anchor.name for anchor in anchors] == [f"{HARMLESS}-2"]
     assert "1 match the filter health=recover harmless-2" in shown
     nothing = TransactionFilter(text="of no name")
-    for section in (Section.TRANSACTIONS, Section.TOPICS, Section.GROUPS, Section.STORES):
-        shown, anchors = show(Place(section=section, filter=nothing))
-        assert "match" in shown
-        assert [anchor for anchor in anchors if anchor.target is not None] == []
+    shown, anchors = show(Place(section=Section.TRANSACTIONS, filter=nothing))
+    assert "match" in shown
+    assert anchors == []
 
 
 def test_transactions_are_sorted() -> None:
@@ -170,35 +153,6 @@ def test_ten_thousand_transactions_are_one_list() -> None:
         build_page(advance(ConsoleState(), snapshot), Place(section=Section.TRANSACTIONS), NOW_MS).blocks, 80
     )
     assert lines.find("id-09999") == lines.count - 1
-
-
-@pytest.mark.parametrize("section", [Section.TRANSACTIONS, Section.TOPICS, Section.GROUPS], ids=str)
-def test_a_list_has_all_its_rows_and_not_a_page_of_the_browser(section: Section) -> None:
-    """The view models are paged for browsers, in PAGE_ROWS: a terminal asks for all."""
-    count = 3 * PAGE_ROWS + 1
-    crowd = make_crowd(transactions=count, groups=count)
-    topics = replace(
-        crowd.topics, partition_counts={f"topic-{number}": 1 for number in range(count)}, offsets={}
-    )
-    state = advance(ConsoleState(), replace(crowd, topics=topics))
-    _, anchors = show(Place(section=section), state)
-    assert len({anchor.target.key for anchor in anchors if anchor.target is not None}) == count
-    wanted = TransactionFilter(text=f"-{count - 1}")
-    _, anchors = show(Place(section=section, filter=wanted), state)
-    assert [str(anchor.target and anchor.target.key).rpartition("-")[2] for anchor in anchors] == [
-        str(count - 1)
-    ]
-
-
-def test_a_filter_finds_every_row_of_a_store() -> None:
-    rows = [make_row(f"pay-{number:03}", state=WRITER, settled=True) for number in range(3 * ROWS_MAX)]
-    state = advance(ConsoleState(), make_snapshot(stores=[make_store(*rows)]))
-    shown, anchors = show(Place(section=Section.STORES), state)
-    assert len([anchor for anchor in anchors if anchor.target is not None]) == len(rows)
-    assert "rows are shown" not in shown
-    wanted = TransactionFilter(text=rows[-1].transactional_id)
-    shown, anchors = show(Place(section=Section.STORES, filter=wanted), state)
-    assert [anchor.target.key for anchor in anchors if anchor.target is not None] == [wanted.text]
 
 
 FILTERS = st.builds(
@@ -238,7 +192,7 @@ def test_the_frame_fits(place: Place, width: int) -> None:
     assert (len(head), len(detail)) == (3, DETAIL_LINES)
     assert all(len(line.text) <= width for line in (*head, *detail, keys))
     assert "q quit  c copy" in keys.text
-    assert ("/ filter" in keys.text) == place.can_filter
+    assert ("/ filter" in keys.text) == place.lists_transactions
     if place.section in MENU:
         assert f" {place.section.value}]" in head[1].text
 
@@ -312,11 +266,3 @@ def test_a_note_stands_in_place_of_the_reason() -> None:
     frame = replace(make_frame(STATE, Place()), note="Copied.")
     assert detail_lines(frame, Anchor(name="x", reason="why"), 80)[0].text == "Copied."
     assert detail_lines(make_frame(STATE, Place()), None, 80)[0].text == ""
-
-
-def test_transactions_of_a_query_that_are_in_no_decision_lead_to_their_pages() -> None:
-    worker = f"loud/w/{'b' * 16}/0"
-    snapshot = make_snapshot(describe(worker), prefixes=[make_prefix("loud")])
-    shown, anchors = show(Place(section=Section.PIPELINES), advance(ConsoleState(), snapshot))
-    assert "Open, and in no decision" in shown
-    assert anchors[-1].target == Place(section=Section.TRANSACTIONS, key=worker)

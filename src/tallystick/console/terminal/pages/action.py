@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tallystick.console.actions.plan import ActionPlan, Guard, PlannedHalf
-from tallystick.console.actions.request import ActionAddress, ActionKind, ResetTarget
+from tallystick.console.actions.request import ActionAddress, ActionKind
 from tallystick.console.actions.results import ActionOutcome, ActionResult
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.model.visible import show
@@ -30,13 +30,6 @@ from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.transaction import find_open_state
 from tallystick.kernel.value import replace
 
-_TARGETS: Final = {
-    ResetTarget.EARLIEST: ("to the first record of each partition", ""),
-    ResetTarget.LATEST: ("to the end of each partition", ""),
-    ResetTarget.OFFSET: ("to an offset", "The offset."),
-    ResetTarget.DATETIME: ("to a time", "The time (UTC), such as 2026-11-21T12:00:00Z."),
-    ResetTarget.SHIFT: ("by a number of records", "The number of records; with a minus they are read again."),
-}
 _ROLES: Final = {
     ActionOutcome.DONE: TextRole.GOOD,
     ActionOutcome.REFUSED: TextRole.DOUBTFUL,
@@ -52,7 +45,7 @@ def build(
         stage = begin_stage(place.action)
     if stage is None:
         return describe_page("Action", state.snapshot, (), now_ms), []
-    return _describe(state, stage, now_ms), list(_list_blocks(stage, place, state))
+    return _describe(state, stage, now_ms), list(_list_blocks(stage, state))
 
 
 def _describe(state: ConsoleState, stage: ActionStage, now_ms: int) -> PageInfo:
@@ -64,7 +57,7 @@ def _describe(state: ConsoleState, stage: ActionStage, now_ms: int) -> PageInfo:
     return replace(info, age_ms=max(0, now_ms - stage.planned_ms), failures=stage.plan.failures)
 
 
-def _list_blocks(stage: ActionStage, place: Place, state: ConsoleState) -> Iterator[Block]:
+def _list_blocks(stage: ActionStage, state: ConsoleState) -> Iterator[Block]:
     if stage.result is not None:
         yield from _list_result(stage.result)
         return
@@ -80,13 +73,13 @@ def _list_blocks(stage: ActionStage, place: Place, state: ConsoleState) -> Itera
     elif stage.request is not None and not stage.problem:
         yield Paragraph((say("The dry run is made: both halves are read.", TextRole.QUIET),))
         return
-    yield from _list_choices(stage.address, place, state)
+    yield from _list_choices(stage.address, state)
 
 
 # ------------------------------------------------------------------------------------- choices
 
 
-def _list_choices(address: ActionAddress, place: Place, state: ConsoleState) -> Iterator[Block]:
+def _list_choices(address: ActionAddress, state: ConsoleState) -> Iterator[Block]:
     """List what can be chosen: for a dry run, or for another one."""
     if address.kind is ActionKind.COMPLETE:
         yield blank()
@@ -94,10 +87,6 @@ def _list_choices(address: ActionAddress, place: Place, state: ConsoleState) -> 
         if open_state:
             yield Paragraph((say("Open is "), say(open_state, TextRole.STRONG)))
         yield from _list_state_choice(address)
-    if address.kind is ActionKind.RESET_OFFSETS:
-        yield blank()
-        yield heading("Where the offsets are to go")
-        yield from _list_targets(address, place)
 
 
 def _list_state_choice(address: ActionAddress) -> Iterator[Block]:
@@ -109,22 +98,6 @@ def _list_state_choice(address: ActionAddress) -> Iterator[Block]:
     anchor = Anchor(name="state", prompt=ask_field(address, "state", note, stored or ""))
     text = "not given yet" if stored is None else stored or "none is stored"
     yield Paragraph((say("State that the other half has stored: "), say(text, TextRole.STRONG)), anchor)
-
-
-def _list_targets(address: ActionAddress, place: Place) -> Iterator[Block]:
-    for target, (text, note) in _TARGETS.items():
-        query = {**address.query, "to": target.value, "value": ""}
-        chosen = replace(address, query=query)
-        name = f"target {target.value}"
-        anchor = Anchor(name=name, target=replace(place, action=chosen))
-        if target.needs_value:
-            anchor = Anchor(name=name, prompt=ask_field(chosen, "value", note))
-        yield Paragraph((say(f"{target.value:<13}", TextRole.STRONG), say(text)), anchor, indent=13)
-    topics = address.query.get("topics", "")
-    note = "Topics, as TOPIC or TOPIC:0,1 with blanks between; nothing: all with offsets."
-    anchor = Anchor(name="topics", prompt=ask_field(address, "topics", note, topics))
-    text = topics or "all with offsets"
-    yield Paragraph((say(f"{'topics':<13}", TextRole.STRONG), say(text)), anchor, indent=13)
 
 
 # ------------------------------------------------------------------------------------- dry run

@@ -21,7 +21,7 @@ from tallystick.console.terminal.lines import (
     table_of,
     write_time,
 )
-from tallystick.console.terminal.places import Place, Section
+from tallystick.console.terminal.places import Place, place_in_browser
 from tallystick.console.views.history import HistoryRow, HistoryView
 from tallystick.console.views.page import PageInfo
 from tallystick.console.views.page_request import PageRequest
@@ -249,5 +249,5 @@ def _make_partition(each: TransactionPartition) -> Row:
         say(each.producer or "-"),
         say(write_time(each.last_record_ms)),
     )
-    target = Place(section=Section.TOPICS, key=each.partition.rpartition("-")[0])
+    target = place_in_browser("topics", each.partition.rpartition("-")[0])
     return Row(cells, Anchor(name=_name_partition(each), target=target, reason=each.finding))
