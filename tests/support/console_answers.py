@@ -13,8 +13,7 @@ from tallystick.console.actions.readings import Reading, TransactionReading
 from tallystick.console.actions.request import ActionRequest
 from tallystick.console.actions.results import report_done
 from tallystick.console.lookup.history import HistorySource, IdHistory
-from tallystick.console.lookup.record_page import BrowsedRecord, RecordPage, RecordVerdict, clip
-from tallystick.console.lookup.record_query import RecordQuery
+from tallystick.console.lookup.record_page import BrowsedRecord, RecordPage, RecordQuery, RecordVerdict, clip
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind

@@ -19,9 +19,8 @@ from tallystick.cli.settings import add_modes
 from tallystick.console.actions.config import ActionConfig
 from tallystick.console.actions.desk import ActionDesk
 from tallystick.console.collect.collector import Collector
-from tallystick.console.collect.config import CollectorConfig, Paces
+from tallystick.console.collect.config import CollectorConfig, Pace, Paces
 from tallystick.console.collect.feed import StateFeed
-from tallystick.console.collect.pacing import Pace
 from tallystick.console.model.health import Limits
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.web.app import create_app

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from tallystick.console.lookup.lookups import ClusterLookups
     from tallystick.console.terminal.app import TopServices
     from tallystick.console.terminal.run import find_console, hold_log, run_top
-    from tallystick.console.web.beside import ConsoleThread
-    from tallystick.console.web.serve import Services, open_feed, serve
+    from tallystick.console.web.serve import ConsoleThread, Services, open_feed, serve
 
 __all__ = [
     "ActionDesk",
@@ -47,7 +46,7 @@ if not TYPE_CHECKING:  # loaded once the console listens: its address does not w
             "Services": "tallystick.console.web.serve:Services",
             "ClusterLookups": "tallystick.console.lookup.lookups:ClusterLookups",
             "Collector": "tallystick.console.collect.collector:Collector",
-            "ConsoleThread": "tallystick.console.web.beside:ConsoleThread",
+            "ConsoleThread": "tallystick.console.web.serve:ConsoleThread",
             "open_feed": "tallystick.console.web.serve:open_feed",
             "TopServices": "tallystick.console.terminal.app:TopServices",
             "find_console": "tallystick.console.terminal.run:find_console",

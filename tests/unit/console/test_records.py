@@ -16,21 +16,19 @@ from tallystick.console.collect.feed import StateFeed
 from tallystick.console.lookup.history import IdHistory
 from tallystick.console.lookup.record_page import (
     CLIP_BYTES,
-    BrowsedRecord,
-    Clip,
-    RecordPage,
-    RecordVerdict,
-    clip,
-    read_stable,
-    read_unstable,
-)
-from tallystick.console.lookup.record_query import (
     RECORDS_MAX,
     BadQuery,
+    BrowsedRecord,
+    Clip,
     Format,
+    RecordPage,
     RecordQuery,
+    RecordVerdict,
+    clip,
     parse_format,
     parse_query,
+    read_stable,
+    read_unstable,
 )
 from tallystick.console.model.snapshot import PartStatus, TopicFacts
 from tallystick.console.views.records import CHARACTERS_MAX, escape_text, show_content

@@ -24,7 +24,7 @@ _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 class AuditEvent(Enum):
-    """What a line tells."""
+    """The kind of a line."""
 
     INTENT = "intent"
     RESULT = "result"

@@ -1,4 +1,4 @@
-"""The desk of actions: makes dry runs, takes their forms back, and carries them out one at a time.
+"""Makes dry runs of actions, accepts their forms, and carries them out one at a time.
 
     GET   read freshly, plan, show with a token
     POST  check the form [ACT-4], read once more and compare [ACT-1], write the intent to the disk [ACT-5],
@@ -36,7 +36,7 @@ _log = logging.getLogger("tallystick.console")
 
 TOKEN_BYTES: Final = 32
 CLOSE_TIMEOUT_S: Final = 10
-"""How long the end of the console waits for an action that is under way."""
+"""Limit of the wait for an action that is under way when the console ends."""
 
 _MOVED: Final = "The state has moved since the dry run, so nothing was done. Begin with a new dry run."
 
@@ -73,7 +73,7 @@ class ActionDesk:
         reader: Readings | None = None,
         act: CarryOut = carry_out,
     ) -> None:
-        """Open the desk without connecting.
+        """Prepare without connecting.
 
         Args:
             follow_up: called after each action: pages should be read again soon.

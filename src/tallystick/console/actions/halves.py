@@ -1,4 +1,4 @@
-"""What is true in each half of a transaction, in sentences, and what speaks against ending it. Pure.
+"""State of both sides of a transaction in sentences, and objections to ending it. Pure.
 
 The sentences are what an operator reads and what the digest of a plan covers: they say nothing that changes
 by itself, such as an age.
@@ -28,7 +28,7 @@ _PARTED: Final = "It stays committed here, and its records are lost: the halves 
 
 
 class Effects(Value, kw_only=True):
-    """What becomes of each half."""
+    """The effect of an action on each side."""
 
     kafka: str
     store: str = UNCHANGED
@@ -38,7 +38,7 @@ class Effects(Value, kw_only=True):
 def describe_halves(
     views: TransactionViews, reading: TransactionReading, effects: Effects
 ) -> list[PlannedHalf]:
-    """Describe every half of one id, with what an action makes of it; unread stores have a line, too."""
+    """Describe every side of one id with the effect of an action; unread stores have a line, too."""
     halves = [PlannedHalf(name="Kafka", now=_describe_kafka(views, reading), effect=effects.kafka)]
     if views.store is not None:
         halves.append(
@@ -138,7 +138,7 @@ def explain_nothing_open(views: TransactionViews) -> str:
 
 
 def describe_abort(views: TransactionViews, kafka: str = f"{ABORTED} {FENCED}") -> Effects:
-    """Return what an abort by hand makes of each half: committed rows stay, without their records."""
+    """Return the effect of an abort by hand on each side: committed rows stay, without their records."""
     is_committed = views.store is not None and views.store.verdict is Verdict.COMMIT
     is_decided = views.spark is not None and views.spark.role is SparkRole.DECIDED
     return Effects(
@@ -149,7 +149,7 @@ def describe_abort(views: TransactionViews, kafka: str = f"{ABORTED} {FENCED}") 
 
 
 def list_abort_harms(views: TransactionViews, snapshot: Snapshot) -> tuple[str, ...]:
-    """List what an abort by hand would break in the other half, as far as it can be seen [ACT-2]."""
+    """List what an abort by hand would break on the other side, as far as it can be seen [ACT-2]."""
     harms = []
     if views.store is not None:
         harms += _find_store_harm(views.store)

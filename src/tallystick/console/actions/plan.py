@@ -1,4 +1,4 @@
-"""The dry run of an action as a value: what is true in each half, what would become of it. Pure.
+"""The dry run of an action as a value: the state of each side, and the effect of the action. Pure.
 
 A plan is made of a fresh reading, is shown, and is made once more when its form comes back. Its digest covers
 what the operator has read on the page; if the two digests differ, the state has moved, and nothing is done
@@ -23,7 +23,7 @@ class Guard(Enum):
 
 
 class PlannedHalf(Value, kw_only=True):
-    """One half of the transaction.
+    """One side of the transaction.
 
     name    Kafka, the name of a store, or a Spark prefix
     now     what is true, a sentence each
@@ -105,5 +105,5 @@ def list_changes(before: ActionPlan, after: ActionPlan) -> tuple[str, ...]:
 
 
 def describe_state(plan: ActionPlan) -> str:
-    """Return what is true in each half in one line, for the audit log."""
+    """Return the state of each side in one line, for the audit log."""
     return "; ".join(f"{half.name}: {' '.join(half.now)}" for half in plan.halves)

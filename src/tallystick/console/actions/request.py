@@ -1,4 +1,4 @@
-"""What an operator may do from a page: one value for each action, as a URL and as a command line. Pure.
+"""The actions of an operator: one value for each, as a URL and as a command line. Pure.
 
     ResolveRow       commit or abort a transaction, as the row of its database says
     ResolvePrefix    finish what a Spark query left, as its last decision says
@@ -84,7 +84,7 @@ class CompleteByState(Value, kw_only=True):
 
 
 class ResetTarget(Enum):
-    """Where offsets go; the value is the option of the command without its dashes."""
+    """The target of a reset; the value is the option of the command without its dashes."""
 
     EARLIEST = "to-earliest"
     LATEST = "to-latest"

@@ -1,4 +1,4 @@
-"""Forms that were shown and not used yet: a token for each, which no other site can read.
+"""Dry runs that were shown and not confirmed yet: a token for each, which no other site can read.
 
 A token is good for one action, for one use and for a quarter of an hour [ACT-4]. So a form that is sent
 twice, or is sent by a page of another site, changes nothing. Pure: tokens and times are arguments.

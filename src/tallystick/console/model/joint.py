@@ -1,4 +1,4 @@
-"""Both halves of each transaction side by side. Pure.
+"""Both sides of each transaction, with its assessment. Pure.
 
 A transactional id has up to four views: its coordinator's description, the partitions where data of it is
 open, a row in a store, and a place in a decision of Spark. `join_views` lays them side by side for every
@@ -54,7 +54,7 @@ STRANGER_PREFIX: Final = "producer:"
 
 
 class JointTransaction(Value, kw_only=True):
-    """One transaction: its views, and what they come to.
+    """One transaction: its views and their assessment.
 
     stage_since_ms   when it was first seen in its stage; at the first look when it began
     suspected_at     when its views were read that were first seen to contradict each other; empty if they do
@@ -77,7 +77,7 @@ class JointTransaction(Value, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What names it on pages: its transactional id, or its producer where no coordinator has it so."""
+        """Its name on pages: its transactional id, or its producer where no coordinator has it so."""
         if self.transactional_id is not None and not self.views.is_stranger:
             return self.transactional_id
         return f"{STRANGER_PREFIX}{PreparedTxnState.of(self.views.writer)}"
@@ -88,13 +88,13 @@ class JointTransaction(Value, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether one of the cluster's views shows it open; its halves may differ after that, too."""
+        """Whether one of the cluster's views shows it open; its sides may differ after that, too."""
         description = self.views.description
         return bool(self.views.cases) or (description is not None and description.state in OPEN_STATES)
 
     @property
     def evidence(self) -> tuple[object, ...]:
-        """What a second look must find unchanged [CON-1]."""
+        """Facts that a second reading must find unchanged [CON-1]."""
         views = self.views
         row = None if views.store is None else (views.store.store.name, views.store.row.state)
         decision = None if views.spark is None else (views.spark.prefix, views.spark.participant)
@@ -105,7 +105,7 @@ class JointTransaction(Value, kw_only=True):
 def join_views(
     snapshot: Snapshot, limits: Limits, earlier: Sequence[JointTransaction] | None = None
 ) -> tuple[JointTransaction, ...]:
-    """Join the views of every transaction that is open, or whose halves differ.
+    """Join the views of every transaction that is open, or whose sides differ.
 
     Args:
         earlier: what the former snapshot was joined to; None for the first look, which finds nothing BROKEN

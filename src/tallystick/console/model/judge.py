@@ -1,4 +1,4 @@
-"""What a transaction's views come to: a word, the reason, and the command that ends it. Pure.
+"""Health of a transaction: a word, the reason, and the command that ends it. Pure.
 
 The rules that compare two views are elsewhere and are called here: `admin.txn.hanging` for partitions against
 the coordinator, `dualwrite.rules.recovery` for a store's row against the cluster, `spark.protocol.decide` for
@@ -96,12 +96,12 @@ class TransactionViews(Value, kw_only=True):
 
     @property
     def started_ms(self) -> int | None:
-        """When it began, by its coordinator; None if that does not know the transaction."""
+        """Its begin, by its coordinator; None if that does not know the transaction."""
         return None if self.description is None or self.is_stranger else self.description.started_ms
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:
-        """Where data of it is open, in either view."""
+        """Partitions with open data of it, in either view."""
         described = (
             frozenset() if self.description is None or self.is_stranger else self.description.partitions
         )
@@ -130,17 +130,17 @@ _BROKEN_TEXTS: Final = {
 
 
 def needs_judgement(views: TransactionViews) -> bool:
-    """Return whether a transaction that is not open has to be shown: its halves differ, or one is unseen."""
+    """Return whether a transaction that is not open has to be shown: its sides differ, or one is unseen."""
     if views.store is not None and views.store.verdict in (*_BROKEN_TEXTS, Verdict.COMPARE):
         return True
     return views.spark is not None and _find_lost_outcome(views, views.spark) is not None
 
 
 class Stage(Enum):
-    """How far a transaction has come."""
+    """The stage of a transaction."""
 
     OPEN = "open"
-    DECIDED = "decided"  # by the other half; still open in the cluster
+    DECIDED = "decided"  # on the other side; still open in the cluster
     ENDING = "ending"  # decided by the coordinator, which writes the markers
 
 
@@ -155,7 +155,7 @@ def find_stage(views: TransactionViews) -> Stage:
 
 
 def judge(views: TransactionViews, stage_ms: int, servers: str, limits: Limits) -> Judgement:
-    """Judge one transaction.
+    """Assess one transaction.
 
     Args:
         stage_ms: how long it has been in its stage.
@@ -177,7 +177,7 @@ def _sentence(text: str) -> str:
 
 
 def _judge_stranger(views: TransactionViews, servers: str) -> Judgement:
-    """Judge a transaction of partitions that is not the one its coordinator describes."""
+    """Assess a transaction of partitions that is not the one its coordinator describes."""
     verdicts = {case.verdict for case in views.cases}
     first = views.cases[0]
     if HangingVerdict.CONTRADICTION in verdicts:
@@ -280,7 +280,7 @@ def _judge_spark(
 def _judge_unread_spark(
     views: TransactionViews, half: SparkHalf, stage_ms: int, servers: str, limits: Limits
 ) -> Judgement:
-    """Judge a transaction of a query of which no decision is read here: a new query, or one of elsewhere.
+    """Assess a transaction of a query of which no decision is read here: a new query, or one of elsewhere.
 
     Nothing tells the two apart. What is decided elsewhere must not be aborted, so the command has a place to
     be filled in.
@@ -311,7 +311,7 @@ def _find_lost_outcome(views: TransactionViews, half: SparkHalf) -> ParticipantO
 
 
 def _judge_alone(views: TransactionViews, stage_ms: int, servers: str, limits: Limits) -> Judgement:
-    """Judge a transaction that no store and no decision log names."""
+    """Assess a transaction that no store and no decision log names."""
     name = views.transactional_id or ""
     if stage_ms <= limits.limit_ms:
         return Judgement(Health.OK, "It is open, and within the limit.")

@@ -1,4 +1,4 @@
-"""Carries the actions of the terminal to the desk that those of the browser's pages go to."""
+"""Carries the actions of the terminal to the service that the browser's pages use, too."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tallystick.kernel.value import replace
 
 
 class Desk(Protocol):
-    """Makes dry runs and carries actions out; `console.actions.desk.ActionDesk` does."""
+    """Makes dry runs and carries actions out, as an `ActionService` does."""
 
     async def plan(self, request: ActionRequest) -> DryRun:
         """Make a dry run of what is true now. Raises: CannotRead."""
@@ -31,13 +31,13 @@ class Desk(Protocol):
 
 
 class ActionPanel:
-    """Has the one action that is shown. Used on the application's loop.
+    """Holds the one action that is shown. Used on the application's loop.
 
     What was confirmed goes on whatever page is shown, and also when the application ends: `wait` for it.
     """
 
     def __init__(self, desk: Desk | None, user: str, clock: Clock, on_change: Callable[[], None]) -> None:
-        """Without a desk, nothing can be changed.
+        """Without a service, nothing can be changed.
 
         Args:
             user: the name in the audit log.
@@ -63,7 +63,7 @@ class ActionPanel:
 
     @property
     def notice(self) -> str:
-        """What is said of the action on other pages; empty where nothing has to be."""
+        """The note on other pages about the action; empty if there is none."""
         stage = self.stage
         if stage is None or not self.is_held:
             return ""

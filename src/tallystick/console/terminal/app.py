@@ -58,11 +58,11 @@ async def _find_none(_: str | None) -> str:
 
 
 class TopServices(Value, kw_only=True):
-    """What the terminal uses besides its feed.
+    """Services of the terminal besides its feed.
 
     read_soon     called when newer data are wanted
     lookups       reads histories
-    desk          carries actions out; without one nothing can be changed
+    action_service  carries actions out; None: nothing can be changed
     user          the operator, in the audit log
     find_console  returns the URL of the console of a cluster, by the cluster's id; empty: none was found
     """

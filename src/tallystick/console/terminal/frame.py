@@ -1,4 +1,4 @@
-"""What surrounds each page: health, age and menu above it, reason and keys below it. Pure."""
+"""The lines around each page: health, age and menu above it, reason and keys below it. Pure."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ DETAIL_LINES: Final = 2
 
 
 class Frame(Value, kw_only=True):
-    """What the lines around a page show.
+    """Content of the lines around a page.
 
     note            stands in place of the reason until the next key
     allows_actions  `a` makes a dry run of what the command under the cursor does

@@ -64,7 +64,7 @@ class LineView(Widget):
 
 
 class PageView(Widget, can_focus=True):
-    """The lines of a page with the cursor. The cursor is marked by `>` beside its colours."""
+    """The lines of a page with the cursor. The cursor is marked by `>` as well as by colours."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move('down')", show=False),
@@ -93,7 +93,7 @@ class PageView(Widget, can_focus=True):
 
     @property
     def anchor_at_cursor(self) -> Anchor | None:
-        """What the cursor stands on."""
+        """The anchor under the cursor."""
         return None if self.view.cursor is None else self.lines.get_line(self.view.cursor).anchor
 
     def show_page(self, lines: PageLines, view: View) -> None:

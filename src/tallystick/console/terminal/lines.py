@@ -24,7 +24,7 @@ MARGIN: Final = 2
 
 
 class TextRole(Enum):
-    """What a text is; a style says it once more, which may be missing (NO_COLOR)."""
+    """The role of a text; its style adds nothing, and may be missing (NO_COLOR)."""
 
     NORMAL = "normal"
     QUIET = "quiet"

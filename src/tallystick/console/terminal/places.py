@@ -1,4 +1,4 @@
-"""Where the terminal is: a page, its subject, and which rows it shows in which order. Pure."""
+"""Routes of the terminal: a page, its subject, and its rows with their order. Pure."""
 
 import shlex
 from enum import Enum
@@ -57,7 +57,7 @@ class Place(Value, kw_only=True):
 
 
 class Visit(Value, kw_only=True):
-    """A place on the way back, and where its page stood.
+    """A route on the way back, and where its page stood.
 
     top     first line on the screen
     anchor  name of the line under the cursor
@@ -69,7 +69,7 @@ class Visit(Value, kw_only=True):
 
 
 def place_in_browser(*names: str) -> Place:
-    """Return the place that shows the address of a page of the browser, such as `topics`, `orders`."""
+    """Return the route to the address of a page of the browser, such as `topics`, `orders`."""
     path = "".join(f"/{quote(name, safe='')}" for name in names)
     return Place(section=Section.BROWSER, key=path)
 

@@ -15,11 +15,11 @@ LENGTH_MAX: Final = 40_000
 """Characters of a line: a transactional id has up to 32,767 bytes."""
 
 NAMED_MAX: Final = 80
-"""Characters of an id that is repeated beside the line in which it is to be typed."""
+"""Characters of an id that is repeated next to the line in which it is to be typed."""
 
 
 class PromptKind(Enum):
-    """What a line that is typed stands for."""
+    """The meaning of a line that is typed."""
 
     FILTER = "filter"
     FIELD = "field"

@@ -1,4 +1,4 @@
-"""Runs the application beside a collector, and leaves the terminal as it was."""
+"""Runs the application with a collector, and leaves the terminal as it was."""
 
 import asyncio
 import json
@@ -12,13 +12,12 @@ from typing import Final
 
 from tallystick.console.actions.audit import AUDIT_LOGGER
 from tallystick.console.actions.desk import CLOSE_TIMEOUT_S
-from tallystick.console.collect.feed import StateFeed
+from tallystick.console.collect.feed import SnapshotFollower, StateFeed
 from tallystick.console.model.health import Limits
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.action_stage import list_outcome
 from tallystick.console.terminal.app import TopApp, TopServices
 from tallystick.console.terminal.pages.guide import CONSOLE_HOST, CONSOLE_PORT
-from tallystick.console.terminal.summary import SnapshotFollower
 from tallystick.kernel.errors import TallystickError
 
 AUDIT_LINES_MAX: Final = 1_000

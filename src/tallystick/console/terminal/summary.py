@@ -1,13 +1,10 @@
-"""`tallystick top --once`: the overview and the problems as text, and the outcome. It needs no Textual."""
+"""`tallystick top --once`: the overview and the problems as text, and the outcome. Pure."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final
 
-from tallystick.console.collect.feed import StateFeed
-from tallystick.console.model.health import Health, Limits
+from tallystick.console.model.health import Health
 from tallystick.console.model.snapshot import NEVER_MS, PartStatus, Snapshot
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.model.visible import Visible, show
@@ -19,11 +16,9 @@ from tallystick.console.views.texts import format_count, format_duration
 from tallystick.console.views.transactions import TransactionFilter, TransactionRow, build_transactions
 from tallystick.kernel.value import Value
 
-ONCE_SECONDS_MAX: Final = 30
-
 
 class LookOutcome(Enum):
-    """What a look at the cluster comes to."""
+    """The outcome of one look at the cluster."""
 
     WELL = "nothing needs an operator"
     NEEDS_OPERATOR = "a transaction, a broker or a store needs an operator"
@@ -47,7 +42,7 @@ def are_all_read(snapshot: Snapshot) -> bool:
 
 
 class Looks(Value):
-    """What was tried so far, part by part. Never changed: `advance` returns the next one."""
+    """The attempts so far, part by part. Never changed: `advance` returns the next one."""
 
     tried_ms: tuple[frozenset[int], ...] = ()
 
@@ -121,30 +116,3 @@ def _list_row(row: TransactionRow) -> Iterator[Visible]:
     yield show(f"  {row.reason}")
     if row.command:
         yield show(f"  {row.command}", max_length=COMMAND_MAX)
-
-
-class SnapshotFollower(Protocol):
-    """What publishes snapshots; `console.collect.collector.Collector` does."""
-
-    def follow(self) -> AsyncIterator[Snapshot]:
-        """Yield snapshots as they are made, from the newest on."""
-
-
-async def look_once(
-    source: SnapshotFollower,
-    limits: Limits,
-    read_soon: Callable[[], None],
-    *,
-    seconds_max: float = ONCE_SECONDS_MAX,
-) -> ConsoleState:
-    """Return the state as soon as one more look would say no more, or what there is when the time is over."""
-    feed, looks = StateFeed(ConsoleState(limits=limits)), Looks()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds_max):
-            async for snapshot in source.follow():
-                feed.publish(snapshot)
-                looks = looks.advance(snapshot)
-                if looks.are_enough(feed.state):
-                    break
-                read_soon()
-    return feed.state

@@ -1,4 +1,4 @@
-"""What `/metrics` shows: the newest state as metrics. Pure.
+"""The newest state as metrics, for `/metrics`. Pure.
 
 Nothing is read for a scrape. Ages are those at the time of the scrape, so that they grow when the collector
 falls behind.

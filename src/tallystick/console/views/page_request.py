@@ -4,8 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from tallystick.console.lookup.history import IdHistory
-from tallystick.console.lookup.record_page import RecordPage
-from tallystick.console.lookup.record_query import BadQuery, RecordQuery, parse_format, parse_query
+from tallystick.console.lookup.record_page import BadQuery, RecordPage, RecordQuery, parse_format, parse_query
 from tallystick.console.model.joint import STRANGER_PREFIX
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.records import view_records
@@ -35,7 +34,7 @@ class Lookups(Histories, Protocol):
 
 
 class PageRequest(Value, kw_only=True):
-    """What a page is built from.
+    """The input of a page.
 
     query    of the page's URL
     key      the rest of the URL's path, where the page has one

@@ -8,8 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from tallystick.console.lookup.record_page import BrowsedRecord, Clip, RecordPage
-from tallystick.console.lookup.record_query import RECORDS_MAX, Format
+from tallystick.console.lookup.record_page import RECORDS_MAX, BrowsedRecord, Clip, Format, RecordPage
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.texts import format_identity
 from tallystick.console.views.transactions import build_key

@@ -1,4 +1,4 @@
-"""The page of one transaction: both halves side by side, its time line, and what can be done. Pure."""
+"""The page of one transaction: both sides, its time line, and what can be done. Pure."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ from tallystick.kernel.value import Value
 
 
 class TransactionPartition(Value, kw_only=True):
-    """What the leader of one partition says.
+    """The view of the leader of one partition.
 
     start_offset     first record of the transaction there; None if the leader knows nothing of it
     last_record_ms   time of its last record, chosen by the producer
@@ -39,7 +39,7 @@ class TransactionPartition(Value, kw_only=True):
 
 
 class CoordinatorView(Value, kw_only=True):
-    """What the coordinator says. `token` is what a database stores when it commits this transaction."""
+    """The view of the coordinator. `token` is what a database stores when it commits this transaction."""
 
     coordinator: int
     state: str
@@ -51,7 +51,7 @@ class CoordinatorView(Value, kw_only=True):
 
 
 class DatabaseView(Value, kw_only=True):
-    """What the store says. `raw_row` is the row, column by column."""
+    """The view of the store. `raw_row` is the row, column by column."""
 
     store: str
     stored_state: str
@@ -64,7 +64,7 @@ class DatabaseView(Value, kw_only=True):
 
 
 class DecisionView(Value, kw_only=True):
-    """What the decision log of the Spark query says."""
+    """The view of the decision log of the Spark query."""
 
     prefix: str
     role: str
@@ -84,7 +84,7 @@ class CommandLine(Value):
 
 
 class TransactionPage(Value, kw_only=True):
-    """One transaction. Where it is not open, `row` is None, and the halves are those of its id.
+    """One transaction. Where it is not open, `row` is None, and the sides are those of its id.
 
     key      as in the URL
     history  None of a producer without a transactional id, and where nothing reads histories

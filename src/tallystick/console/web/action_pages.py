@@ -1,4 +1,4 @@
-"""The pages of actions: a dry run by GET, the action by POST, and nothing of either without a desk.
+"""The pages of actions: a dry run by GET, the action by POST, and nothing of either without an action service.
 
 They work without JavaScript, and follow no stream: a form must not change while it is filled in.
 """
@@ -92,7 +92,7 @@ class ActionPage(Value, kw_only=True):
 
 
 class ResultPage(Value, kw_only=True):
-    """What became of an action."""
+    """The result of an action."""
 
     info: PageInfo
     result: ActionResult

@@ -1,4 +1,4 @@
-"""Who may read the console, and the headers that every answer has. Pure.
+"""Access to the console, and the headers that every answer has. Pure.
 
 A console on loopback needs no login, but a browser on the same machine shows pages of other sites, too. The
 name of such a site may be made to lead to 127.0.0.1 (DNS rebinding), so requests are answered only under the

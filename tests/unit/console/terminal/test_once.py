@@ -17,10 +17,11 @@ from tests.support.console_facts import (
 )
 
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.cli.commands.top import look_once
 from tallystick.console.model.health import Health, Limits
 from tallystick.console.model.snapshot import GroupFacts, PartStatus, Snapshot
 from tallystick.console.model.state import ConsoleState, advance
-from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary, look_once
+from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary
 from tallystick.kernel.value import replace
 
 READ = PartStatus(read_ms=NOW_MS - 200, tried_ms=NOW_MS - 200)

@@ -25,7 +25,7 @@ def build_page(
     stage: ActionStage | None = None,
     console_url: str = "",
 ) -> TerminalPage:
-    """Build the page of a place; what could not be read comes first.
+    """Build the page of a route; what could not be read comes first.
 
     Args:
         answer: the history of the page's transaction; None if it has not come yet, or there is none.

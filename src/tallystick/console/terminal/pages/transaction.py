@@ -1,4 +1,4 @@
-"""One transaction in the terminal: its time line, both halves, partitions, and commands to copy. Pure."""
+"""One transaction in the terminal: its time line, both sides, partitions, and commands to copy. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
