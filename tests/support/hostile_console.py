@@ -21,10 +21,10 @@ from tallystick.admin.model import GroupDescription, MemberDescription
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.client.net.metadata import Node
 from tallystick.console.actions.config import ActionConfig
-from tallystick.console.actions.desk import ActionDesk
 from tallystick.console.actions.readings import Reading, TransactionReading
 from tallystick.console.actions.request import ActionRequest
 from tallystick.console.actions.results import report_unknown
+from tallystick.console.actions.service import ActionService
 from tallystick.console.lookup.history import HistorySource, IdHistory
 from tallystick.console.model.snapshot import (
     ClusterFacts,
@@ -192,10 +192,10 @@ class HostileReadings:
         pass
 
 
-def make_hostile_desk(name: str) -> ActionDesk:
-    """Return a desk whose every reading and result is a text that means harm."""
+def make_hostile_actions(name: str) -> ActionService:
+    """Return a service whose every reading and result is a text that means harm."""
     settings = {"bootstrap.servers": SERVERS}
-    return ActionDesk(
+    return ActionService(
         ActionConfig(admin=settings, producer=settings),
         clock=FakeClock(NOW_MS),
         reader=HostileReadings(name),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tallystick import _lazy
 
 if TYPE_CHECKING:
-    from tallystick.console.actions.desk import ActionDesk
+    from tallystick.console.actions.service import ActionService
     from tallystick.console.collect.collector import Collector
     from tallystick.console.lookup.lookups import ClusterLookups
     from tallystick.console.terminal.app import TopServices
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tallystick.console.web.serve import ConsoleThread, Services, open_feed, serve
 
 __all__ = [
-    "ActionDesk",
+    "ActionService",
     "ClusterLookups",
     "Collector",
     "ConsoleThread",
@@ -42,7 +42,7 @@ if not TYPE_CHECKING:  # loaded once the console listens: its address does not w
     __getattr__ = _lazy.attributes(
         __name__,
         {
-            "ActionDesk": "tallystick.console.actions.desk:ActionDesk",
+            "ActionService": "tallystick.console.actions.service:ActionService",
             "Services": "tallystick.console.web.serve:Services",
             "ClusterLookups": "tallystick.console.lookup.lookups:ClusterLookups",
             "Collector": "tallystick.console.collect.collector:Collector",

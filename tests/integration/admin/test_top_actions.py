@@ -53,7 +53,7 @@ def test_a_dead_writer_is_resolved_by_keys_and_health_turns_green(
         await see(screen, "1 transaction to recover.")
         assert screen.lines[0].startswith("tallystick recover")
         await screen.press("2", "slash", *name, "enter", "enter")
-        assert screen.app.place.key == name
+        assert screen.app.route.key == name
         await screen.press("a")
         await screen.wait_until(lambda: effect in screen.text)
         await screen.press("end", "enter", *name, "enter")
@@ -74,16 +74,16 @@ def test_a_dead_writer_is_resolved_by_keys_and_health_turns_green(
 SLOW = """
 import sys
 from tallystick.cli.main import main
-from tallystick.console.actions.desk import ActionDesk
+from tallystick.console.actions.service import ActionService
 
 GATE = sys.argv.pop(1)
-act = ActionDesk.__init__.__kwdefaults__["act"]
+act = ActionService.__init__.__kwdefaults__["act"]
 
 def wait_and_act(*arguments):
     open(GATE).read()  # until the other end of the pipe is closed
     return act(*arguments)
 
-ActionDesk.__init__.__kwdefaults__["act"] = wait_and_act
+ActionService.__init__.__kwdefaults__["act"] = wait_and_act
 sys.exit(main(sys.argv[1:]))
 """
 

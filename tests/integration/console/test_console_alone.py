@@ -1,4 +1,4 @@
-"""`tallystick console` beside a cluster and a store that are not there yet, come, and go again."""
+"""`tallystick console` with a cluster and a store that are not there yet, come, and go again."""
 
 import json
 import signal

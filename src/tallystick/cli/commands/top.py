@@ -35,7 +35,7 @@ from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.collect.feed import SnapshotFollower, StateFeed
 from tallystick.console.model.health import Limits
 from tallystick.console.model.state import ConsoleState
-from tallystick.console.terminal.summary import LookOutcome, Looks, judge_state, list_summary
+from tallystick.console.terminal.summary import LookOutcome, Looks, assess_state, list_summary
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
@@ -108,15 +108,15 @@ async def _run(config: CollectorConfig, limits: Limits, actions: ActionConfig | 
         log = stack.enter_context(consoles.hold_log())
         collector = await stack.enter_async_context(Collector(config))
         lookups = await stack.enter_async_context(consoles.ClusterLookups(config))
-        desk = None
+        action_service = None
         if actions is not None:
-            desk = await stack.enter_async_context(
-                consoles.ActionDesk(actions, follow_up=collector.read_soon)
+            action_service = await stack.enter_async_context(
+                consoles.ActionService(actions, follow_up=collector.read_soon)
             )
         services = consoles.TopServices(
             read_soon=collector.read_soon,
             lookups=lookups,
-            desk=desk,
+            action_service=action_service,
             user=_name_user(),
             find_console=consoles.find_console,
         )
@@ -171,4 +171,4 @@ def _print_summary(state: ConsoleState) -> ExitCode:
     encoding = sys.stdout.encoding or "ascii"
     for line in list_summary(state, SystemClock().now_ms()):
         print(line.encode(encoding, "backslashreplace").decode(encoding))
-    return _EXITS[judge_state(state)]
+    return _EXITS[assess_state(state)]

@@ -2,7 +2,7 @@
 
     request                     what may be done, as a URL and as a command line     pure
     readings, plan, planning    what is true, and the dry run that follows from it   pure
-    halves                      the state of each side, and objections               pure
+    sides                       the state of each side, and objections               pure
     offset_planning             the same for a group's offsets                       pure
     results                     done, refused, outcome unknown                       pure
     pending                     confirmed dry runs that may come back, each once     pure

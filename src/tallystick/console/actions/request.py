@@ -4,7 +4,7 @@
     ResolvePrefix    finish what a Spark query left, as its last decision says
     AbortPartition   write an ABORT marker for one transaction in one partition (KIP-664)
     ForceTerminate   abort the open transaction of an id and fence its producer (KIP-939)
-    CompleteByState  commit or abort a prepared transaction by the state that its other half stored (KIP-939)
+    CompleteByState  commit or abort a prepared transaction by the state that its other side stored (KIP-939)
     ResetOffsets     move the committed offsets of a group without members
 
 The console decides nowhere a second time which action a transaction needs: its verdict names a command line,
@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 
 from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.console.model import commands
-from tallystick.console.model.visible import show, split_words
+from tallystick.console.model.escaped import show, split_words
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
 from tallystick.kernel.value import Value

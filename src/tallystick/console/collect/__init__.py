@@ -4,7 +4,7 @@
     collector           runs the readings, keeps what failed, publishes snapshots
     cluster_reader      brokers, features, topics and offsets         transaction_reader  open transactions
     store_reader        rows of one store, in a thread of its own     store_thread
-    sql_rows            SQL, Django's tables and decisions beside     rocksdb_rows, zookeeper_rows, lake_rows
+    sql_rows            SQL, Django's tables, and decisions           rocksdb_rows, zookeeper_rows, lake_rows
     decision_reader     decision topics                               group_reader        groups and their lag
     record_counter      fetches batches in order to count records
     failures, lag_counts                                              pure rules

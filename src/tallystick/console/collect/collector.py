@@ -372,7 +372,7 @@ class Collector:
 
 
 def _join_pipelines(draft: Snapshot) -> Snapshot:
-    """Return the snapshot with the decisions of stores beside those of topics, which the draft has alone."""
+    """Return the snapshot with the decisions of stores added to those of its topics."""
     prefixes = join_prefixes(draft.pipelines.prefixes, draft.stores)
     return replace(draft, pipelines=replace(draft.pipelines, prefixes=prefixes))
 

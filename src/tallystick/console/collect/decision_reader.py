@@ -53,11 +53,11 @@ class _DecisionTopic:
         )
         self._topic_id: object = None
 
-    async def read(self, asker: AdminCall) -> None:
+    async def read(self, call: AdminCall) -> None:
         """Read to the end; nothing where no query has made the topic yet."""
         cluster = self._cluster
         image = await cluster.run_with_retries(
-            "Metadata", self.name, lambda: cluster.refresh((self.name,)), asker.deadline
+            "Metadata", self.name, lambda: cluster.refresh((self.name,)), call.deadline
         )
         topic = image.topics.get(self.name)
         if topic is None or topic.id != self._topic_id:  # KIP-516: another topic of the same name
@@ -69,7 +69,7 @@ class _DecisionTopic:
             if not isinstance(failure, UnknownTopic):
                 raise failure
             return
-        await self._reader.read_to_end(asker)
+        await self._reader.read_to_end(call)
 
     def list_prefixes(self, failures: list[str]) -> list[PrefixFacts]:
         """Return the state of each prefix; those that cannot be decoded join the failures."""

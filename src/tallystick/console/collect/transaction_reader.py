@@ -1,7 +1,7 @@
 """Reads the open transactions, and describes the ids that stores and decisions name.
 
 A named id that is not open is described again as soon as it has been open since, or its row has changed: an
-older description beside a newer row would look like a database and a cluster that contradict each other.
+older description with a newer row would look like a database and a cluster that contradict each other.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping

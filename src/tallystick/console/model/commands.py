@@ -5,7 +5,7 @@ A store is named by its URL without the password, as pages name it: its user add
 
 from collections.abc import Iterable
 
-from tallystick.console.model.visible import quote_words
+from tallystick.console.model.escaped import quote_words
 from tallystick.kernel.ids import TopicPartition
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX

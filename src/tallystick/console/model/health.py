@@ -44,7 +44,7 @@ class Limits(Value, kw_only=True):
     limit_ms: int = 15 * 60_000
 
 
-class Judgement(Value):
+class Assessment(Value):
     """The assessment of a transaction: a word, a sentence, and the command to run, if any."""
 
     health: Health

@@ -107,7 +107,7 @@ class TransactionFacts(Value, kw_only=True):
                   or a decision names
     unknown_ids   ids that were asked for and that no coordinator knows; any other id that is missing in
                   `descriptions` could not be described
-    cases         what leaders of partitions say, judged: one for each open transaction in each partition
+    cases         views of partition leaders, assessed: one for each open transaction in each partition
     id_count      number of transactional ids that the coordinators know, in any state
     """
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from tallystick.console.actions.pending import Submission
 from tallystick.console.actions.plan import ActionPlan, Guard
 from tallystick.console.actions.request import ActionAddress, ActionRequest, BadAction, build_request
 from tallystick.console.actions.results import ActionResult, describe_result
-from tallystick.console.actions.tickets import Submission
-from tallystick.console.model.visible import Visible, show
+from tallystick.console.model.escaped import EscapedText, show
 from tallystick.console.terminal.lines import COMMAND_MAX
 from tallystick.kernel.value import Value
 
@@ -64,7 +64,7 @@ def build_submission(stage: ActionStage, plan: ActionPlan, reason: str, user: st
     )
 
 
-def list_outcome(stage: ActionStage) -> Iterator[Visible]:
+def list_outcome(stage: ActionStage) -> Iterator[EscapedText]:
     """Yield what became of an action, for an operator who has left the screen before it was shown there."""
     result = stage.result
     if result is None:

@@ -11,7 +11,7 @@ from textual.worker import Worker, WorkType
 from tallystick.console.actions.request import find_action
 from tallystick.console.collect.feed import StateFeed
 from tallystick.console.terminal import cursor as cursors
-from tallystick.console.terminal.action_panel import ActionPanel, Desk
+from tallystick.console.terminal.action_panel import ActionPanel, Actions
 from tallystick.console.terminal.action_stage import ActionStage
 from tallystick.console.terminal.frame import (
     DETAIL_LINES,
@@ -24,13 +24,13 @@ from tallystick.console.terminal.frame import (
 from tallystick.console.terminal.line_view import InputLine, LineView, PageView
 from tallystick.console.terminal.lines import PageLines
 from tallystick.console.terminal.pages import build_page
-from tallystick.console.terminal.places import MENU, Place, Section, Visit, cycle_order
 from tallystick.console.terminal.prompts import (
     Prompt,
     PromptKind,
     answer_prompt,
     ask_filter,
 )
+from tallystick.console.terminal.routes import MENU, Route, Section, Visit, cycle_order
 from tallystick.console.views.overview import build_overview
 from tallystick.console.views.page_request import Histories, PageRequest, ask_history
 from tallystick.console.views.transactions import TransactionFilter
@@ -69,7 +69,7 @@ class TopServices(Value, kw_only=True):
 
     read_soon: Callable[[], None] = lambda: None
     lookups: Histories | None = None
-    desk: Desk | None = None
+    action_service: Actions | None = None
     user: str = ""
     find_console: Callable[[str | None], Awaitable[str]] = _find_none
 
@@ -115,12 +115,12 @@ class TopApp(App[str]):
         self._head, self._page = LineView("head"), PageView("page")
         self._detail, self._keys = LineView("detail"), LineView("keys")
         self._input = InputLine()
-        desk, user = self._services.desk, self._services.user
-        self.panel = ActionPanel(desk, user, self._clock, self._show_stage)
+        action_service, user = self._services.action_service, self._services.user
+        self.panel = ActionPanel(action_service, user, self._clock, self._show_stage)
         self.answer: PageRequest | None = None
         self._question: Worker[None] | None = None
         self._console_url = ""
-        self.place = Place()
+        self.route = Route()
         self._visits: list[Visit] = []
         self._note = ""
         self._warned_of: ActionStage | None = None
@@ -152,16 +152,16 @@ class TopApp(App[str]):
     def _ask_history(self) -> None:
         """Ask for the history of the transaction that is shown; the former answer stays until it comes."""
         lookups = self._services.lookups
-        if self.place.has_history and lookups is not None:
-            read: WorkType[None] = partial(self._read_history, lookups, self.place)
+        if self.route.has_history and lookups is not None:
+            read: WorkType[None] = partial(self._read_history, lookups, self.route)
             self._question = self.run_worker(read, group="page", exclusive=True, exit_on_error=True)
 
-    async def _read_history(self, lookups: Histories, place: Place) -> None:
+    async def _read_history(self, lookups: Histories, route: Route) -> None:
         request = PageRequest(
-            state=self._feed.state, query={}, key=place.key or "", now_ms=self._clock.now_ms()
+            state=self._feed.state, query={}, key=route.key or "", now_ms=self._clock.now_ms()
         )
         answer = await ask_history(lookups, request)
-        if place == self.place:
+        if route == self.route:
             self.answer = answer
             self.show_state()
 
@@ -179,19 +179,19 @@ class TopApp(App[str]):
 
     def _build(self) -> PageLines:
         state, now_ms = self._feed.state, self._clock.now_ms()
-        if self.place.action is not None:
+        if self.route.action is not None:
             self.panel.note_seen()
         page = build_page(
             state,
-            self.place,
+            self.route,
             now_ms,
             self.answer,
             self.panel.stage,
-            self._console_url,
+            console_url=self._console_url,
         )
         self._frame = Frame(
             health=build_overview(state, now_ms).health,
-            place=self.place,
+            route=self.route,
             info=page.info,
             built_ms=now_ms,
             allows_actions=self.panel.is_allowed,
@@ -207,34 +207,34 @@ class TopApp(App[str]):
         frame = replace(self._frame, away=describe_away(self._feed.state, now_ms), note=note)
         self._head.show_lines(head_lines(frame, now_ms, page.describe_position(), width))
         self._detail.show_lines(detail_lines(frame, page.anchor_at_cursor, width))
-        self._keys.show_lines((key_line(frame.place, width),))
+        self._keys.show_lines((key_line(frame.route, width),))
 
     def _say(self, note: str) -> None:
         self._note = note
         self.show_frame()
 
-    def _go(self, place: Place, *, visit: Visit | None = None, is_kept: bool = False) -> None:
+    def _go(self, route: Route, *, visit: Visit | None = None, is_kept: bool = False) -> None:
         """Show a page from its beginning, or as it was when it was left.
 
         Args:
             is_kept: the page that is shown now is on the way back.
         """
         stage = self.panel.stage
-        if place.action is not None and stage is not None and self.panel.is_held:
-            place = replace(place, action=stage.address)
+        if route.action is not None and stage is not None and self.panel.is_held:
+            route = replace(route, action=stage.address)
         if is_kept:
             anchor = self._page.anchor_at_cursor
             left = Visit(
-                place=self.place, top=self._page.view.top, anchor="" if anchor is None else anchor.name
+                route=self.route, top=self._page.view.top, anchor="" if anchor is None else anchor.name
             )
             self._visits = [*self._visits, left][-VISITS_MAX:]
-        self.place, self._note = place, ""
+        self.route, self._note = route, ""
         self.answer = None
         self._ask_history()
-        if place.section is Section.BROWSER:
+        if route.section is Section.BROWSER:
             find: WorkType[None] = self._find_console
             self.run_worker(find, group="console", exclusive=True, exit_on_error=True)
-        if place.action is not None and self.panel.begin(place.action):
+        if route.action is not None and self.panel.begin(route.action):
             plan: WorkType[None] = self.panel.plan
             self.run_worker(plan, group="dry run", exit_on_error=True)
         lines, height = self._build(), self._page.size.height
@@ -244,7 +244,7 @@ class TopApp(App[str]):
 
     def _show_stage(self) -> None:
         """Show how far the action has come: on its page from the beginning, elsewhere in a note."""
-        if self.place.action is not None:
+        if self.route.action is not None:
             lines = self._build()
             self._page.show_page(lines, cursors.enter(lines, self._page.size.height))
         self.show_frame()
@@ -253,9 +253,9 @@ class TopApp(App[str]):
 
     def action_go(self, section: str) -> None:
         """Go to a page of the menu, or to the page with the keys."""
-        place = Place(section=Section[section])
-        if place != self.place:
-            self._go(place, is_kept=True)
+        route = Route(section=Section[section])
+        if route != self.route:
+            self._go(route, is_kept=True)
 
     def action_open(self) -> None:
         """Go where the line under the cursor leads, or ask its question."""
@@ -271,16 +271,16 @@ class TopApp(App[str]):
         """Go back: out of the prompt, to the list without its filter, or to the page before."""
         if self._input.prompt is not None:
             self._close_prompt()
-        elif self.place.filter != TransactionFilter():
-            self._go(replace(self.place, filter=TransactionFilter()))
+        elif self.route.filter != TransactionFilter():
+            self._go(replace(self.route, filter=TransactionFilter()))
         elif self._visits:
             *self._visits, visit = self._visits
-            self._go(visit.place, visit=visit)
+            self._go(visit.route, visit=visit)
 
     def action_sort(self) -> None:
         """Sort the transactions in the next order."""
-        if self.place.lists_transactions:
-            self._go(replace(self.place, order=cycle_order(self.place.order)))
+        if self.route.lists_transactions:
+            self._go(replace(self.route, order=cycle_order(self.route.order)))
 
     def action_copy(self) -> None:
         """Copy the command or address of the line under the cursor."""
@@ -293,8 +293,8 @@ class TopApp(App[str]):
 
     def action_read(self) -> None:
         """Read the cluster soon, or begin a new dry run."""
-        if self.place.action is not None:
-            self._go(self.place)
+        if self.route.action is not None:
+            self._go(self.route)
             return
         self._services.read_soon()
         self._ask_history()
@@ -306,14 +306,14 @@ class TopApp(App[str]):
         address = None if anchor is None else find_action(anchor.command)
         if stage is not None and self.panel.is_held:
             address = stage.address
-        if self.place.action is not None:
+        if self.route.action is not None:
             self._say("This is the page of an action. What it asks for is on the line under the cursor.")
         elif address is None:
             self._say("There is no action here.")
         elif not self.panel.is_allowed:
             self._say("Actions are off: start it with --allow-actions. c copies the command.")
         else:
-            self._go(Place(section=self.place.section, action=address), is_kept=True)
+            self._go(Route(section=self.route.section, action=address), is_kept=True)
 
     async def action_quit(self) -> None:
         """End, at the second time if an action is under way."""
@@ -328,8 +328,8 @@ class TopApp(App[str]):
 
     def action_filter(self) -> None:
         """Ask for a filter of the transactions."""
-        if self.place.lists_transactions:
-            self._ask(ask_filter(self.place))
+        if self.route.lists_transactions:
+            self._ask(ask_filter(self.route))
 
     def _ask(self, prompt: Prompt) -> None:
         self._input.ask(prompt)
@@ -345,7 +345,7 @@ class TopApp(App[str]):
             if more is not None:
                 self._ask(more)
             return
-        self._go(answer_prompt(prompt, self.place, typed), is_kept=prompt.kind is PromptKind.FIELD)
+        self._go(answer_prompt(prompt, self.route, typed), is_kept=prompt.kind is PromptKind.FIELD)
 
     def _close_prompt(self) -> Prompt | None:
         prompt = self._input.close()

@@ -1,6 +1,6 @@
 """Widgets that show lines: the only way by which text of others reaches the terminal.
 
-They take `Line`s, whose text is `Visible`, and make strips of cells of them. No markup is read and no
+They take `Line`s, whose text is `EscapedText`, and make strips of cells of them. No markup is read and no
 renderable of Textual or Rich is made of a text, so brackets in an id are brackets.
 """
 
@@ -16,7 +16,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Input
 
-from tallystick.console.model.visible import show
+from tallystick.console.model.escaped import show
 from tallystick.console.terminal import cursor as cursors
 from tallystick.console.terminal.cursor import View
 from tallystick.console.terminal.lines import MARGIN, Anchor, Line, PageLines, TextRole

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from rich.cells import cell_len
 
-from tallystick.console.model.visible import Visible, join_visible, pad, show, wrap, wrap_command
-from tallystick.console.terminal.places import Place
+from tallystick.console.model.escaped import EscapedText, join_visible, pad, show, wrap, wrap_command
 from tallystick.console.terminal.prompts import Prompt
+from tallystick.console.terminal.routes import Route
 from tallystick.console.views.texts import format_time
 from tallystick.kernel.value import Value
 
@@ -39,7 +39,7 @@ class TextRole(Enum):
 class Span(Value):
     """Text in one role."""
 
-    text: Visible
+    text: EscapedText
     role: TextRole = TextRole.NORMAL
 
 
@@ -54,7 +54,7 @@ class Anchor(Value, kw_only=True):
     """
 
     name: str
-    target: Place | None = None
+    target: Route | None = None
     prompt: Prompt | None = None
     command: str = ""
     reason: str = ""
@@ -67,7 +67,7 @@ class Line(Value):
     anchor: Anchor | None = None
 
     @property
-    def text(self) -> Visible:
+    def text(self) -> EscapedText:
         return join_visible("", (span.text for span in self.spans))
 
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
+from tallystick.console.actions.pending import REASON_LENGTH_MAX
 from tallystick.console.actions.plan import ActionPlan, Guard
 from tallystick.console.actions.request import ActionAddress
-from tallystick.console.actions.tickets import REASON_LENGTH_MAX
-from tallystick.console.model.visible import show
-from tallystick.console.terminal.places import Place, format_filter, parse_filter
+from tallystick.console.model.escaped import show
+from tallystick.console.terminal.routes import Route, format_filter, parse_filter
 from tallystick.kernel.value import Value, replace
 
 LENGTH_MAX: Final = 40_000
@@ -45,13 +45,13 @@ class Prompt(Value, kw_only=True):
     field: str = ""
 
 
-def ask_filter(place: Place) -> Prompt:
+def ask_filter(route: Route) -> Prompt:
     """Ask for the filter of the transactions."""
     return Prompt(
         kind=PromptKind.FILTER,
         note="Filter by health=WORD state=STATE store=NAME and a part of the name. Enter applies it, "
         "Esc keeps the rows.",
-        value=format_filter(place.filter),
+        value=format_filter(route.filter),
     )
 
 
@@ -76,11 +76,11 @@ def is_confirmed(plan: ActionPlan, typed: str) -> bool:
     return typed.strip() == show(plan.confirmation, max_length=LENGTH_MAX)
 
 
-def answer_prompt(prompt: Prompt, place: Place, typed: str) -> Place:
-    """Return where the answer to a prompt leads; the same place where it leads nowhere."""
+def answer_prompt(prompt: Prompt, route: Route, typed: str) -> Route:
+    """Return where the answer to a prompt leads; the same route where it leads nowhere."""
     if prompt.kind is PromptKind.FILTER:
-        return replace(place, filter=parse_filter(typed))
+        return replace(route, filter=parse_filter(typed))
     if prompt.kind is PromptKind.FIELD and prompt.action is not None:
         query: Mapping[str, str] = {**prompt.action.query, prompt.field: typed.strip()}
-        return replace(place, action=replace(prompt.action, query=query))
-    return place
+        return replace(route, action=replace(prompt.action, query=query))
+    return route

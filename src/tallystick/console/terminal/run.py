@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from tallystick.console.actions.audit import AUDIT_LOGGER
-from tallystick.console.actions.desk import CLOSE_TIMEOUT_S
+from tallystick.console.actions.service import CLOSE_TIMEOUT_S
 from tallystick.console.collect.feed import SnapshotFollower, StateFeed
 from tallystick.console.model.health import Limits
 from tallystick.console.model.state import ConsoleState

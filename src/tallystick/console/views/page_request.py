@@ -5,8 +5,8 @@ from typing import Protocol
 
 from tallystick.console.lookup.history import IdHistory
 from tallystick.console.lookup.record_page import BadQuery, RecordPage, RecordQuery, parse_format, parse_query
-from tallystick.console.model.joint import STRANGER_PREFIX
 from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.transactions import STRANGER_PREFIX
 from tallystick.console.views.records import view_records
 from tallystick.console.views.topics import TopicPage, build_topic
 from tallystick.kernel.ids import TopicPartition

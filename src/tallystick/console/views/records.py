@@ -86,7 +86,7 @@ def view_records(state: ConsoleState, page: RecordPage, wanted: Format) -> Recor
     """Build what a page shows of records."""
     keys: dict[int, str] = {
         each.views.writer.producer_id: build_key(each)
-        for each in state.joint
+        for each in state.transactions
         if each.views.writer is not None and page.partition in each.views.partitions
     }
     has_previous = page.first is not None and page.start is not None and page.first > page.start

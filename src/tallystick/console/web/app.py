@@ -28,13 +28,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tallystick import __version__
 from tallystick.client.errors import ClientError
-from tallystick.console.actions.desk import ActionDesk
 from tallystick.console.actions.request import find_action_url, find_reset_url
+from tallystick.console.actions.service import ActionService
 from tallystick.console.collect.failures import describe_failure
 from tallystick.console.collect.feed import StateFeed
 from tallystick.console.lookup.record_page import BadQuery, parse_query
+from tallystick.console.model.escaped import show_on_page
 from tallystick.console.model.state import ConsoleState
-from tallystick.console.model.visible import show_on_page
 from tallystick.console.views.events import StreamMessage, announce_snapshot, list_unseen, stream_events
 from tallystick.console.views.metrics import read_metrics
 from tallystick.console.views.page_request import Lookups, PageRequest
@@ -80,16 +80,16 @@ def create_app(
     options: WebOptions | None = None,
     clock: Clock | None = None,
     lookups: Lookups | None = None,
-    desk: ActionDesk | None = None,
+    action_service: ActionService | None = None,
 ) -> Starlette:
     """Create the application. It starts and stops nothing: feed, lookups and action service are its caller's.
 
     Args:
         lookups: answers what single pages ask for; without it they show the snapshot alone.
-        desk: carries actions out; without one, nothing can be changed and no page offers it.
+        action_service: carries actions out; without one, nothing can be changed and no page offers it.
     """
     options = options or WebOptions()
-    shell = _Shell(feed, clock or SystemClock(), lookups, allows_actions=desk is not None)
+    shell = _Shell(feed, clock or SystemClock(), lookups, allows_actions=action_service is not None)
     metrics = MetricsPage(feed, clock or SystemClock())
     routes = [
         Route(METRICS_PATH, metrics.show),
@@ -97,8 +97,8 @@ def create_app(
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
         *(Route(page.path, partial(shell.show, page)) for page in PAGES),
     ]
-    if desk is not None:
-        actions = ActionPages(desk, feed, shell.templates, options.read_credentials)
+    if action_service is not None:
+        actions = ActionPages(action_service, feed, shell.templates, options.read_credentials)
         routes += actions.list_routes()
     guard = Middleware(_Guard, options=options)
     return Starlette(routes=routes, middleware=[guard], exception_handlers={404: shell.show_missing})

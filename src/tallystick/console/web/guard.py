@@ -6,7 +6,7 @@ names that the console was started with. Nothing of a topic, a key or an id is e
 policy below would not run it.
 
 A form that changes something must come from a page of this console: the browser says from which it comes, and
-`console.actions.tickets` demands a token that only such a page holds.
+`console.actions.pending` demands a token that only such a page holds.
 """
 
 from collections.abc import Collection, Mapping

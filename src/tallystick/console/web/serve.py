@@ -8,7 +8,7 @@ from typing import Final, Protocol, Self
 
 import uvicorn
 
-from tallystick.console.actions.desk import ActionDesk
+from tallystick.console.actions.service import ActionService
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.collect.feed import SnapshotFollower, StateFeed
@@ -61,12 +61,12 @@ def open_feed(source: SnapshotSource, limits: Limits) -> StateFeed:
 class Services(Value, kw_only=True):
     """Services of the pages besides the feed.
 
-    lookups  answers what single pages ask for
-    desk     carries actions out; without one, pages change nothing
+    lookups         reads histories and records
+    action_service  carries actions out; without one, pages change nothing
     """
 
     lookups: Lookups
-    desk: ActionDesk | None = None
+    action_service: ActionService | None = None
 
 
 async def serve(
@@ -79,7 +79,7 @@ async def serve(
     """Serve until SIGINT or SIGTERM, or the source ends, and close the listener and the feed."""
     web = WebOptions(names=options.list_names(), read_credentials=options.credentials.read)
     config = uvicorn.Config(
-        create_app(feed, web, lookups=services.lookups, desk=services.desk),
+        create_app(feed, web, lookups=services.lookups, action_service=services.action_service),
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -18,7 +18,7 @@ from tests.support.console_facts import (
     read_again,
 )
 from tests.support.terminal import SMALL, Screen, use_terminal
-from tests.support.terminal_desk import DONE, USER, Stage
+from tests.support.terminal_actions import DONE, USER, Stage
 from textual.events import Key
 
 from tallystick.console.actions.audit import AUDIT_LOGGER
@@ -30,7 +30,7 @@ from tallystick.console.actions.request import CompleteByState, ForceTerminate, 
 from tallystick.console.actions.results import report_refusal, report_unknown
 from tallystick.console.model.snapshot import Snapshot
 from tallystick.console.model.state import ConsoleState, advance
-from tallystick.console.terminal.places import Place, Section
+from tallystick.console.terminal.routes import Route, Section
 from tallystick.console.terminal.run import hold_log
 from tallystick.kernel.value import replace
 
@@ -88,7 +88,7 @@ def test_a_transaction_is_resolved_by_keys_alone(tmp_path: Path) -> None:
         await confirm(screen, NAME)
         await screen.wait_until(lambda: f"done  {DONE}" in screen.text)
         await screen.press("escape")
-        assert screen.app.place == Place(section=Section.TRANSACTIONS, key=NAME)
+        assert screen.app.route == Route(section=Section.TRANSACTIONS, key=NAME)
 
     stage.play(TROUBLE, steps)
     assert stage.actions == [ResolveRow(transactional_id=NAME, store=STORE)]
@@ -109,7 +109,7 @@ def test_another_id_than_the_one_that_is_shown_does_nothing() -> None:
             assert see(screen, f"Something else was typed, and nothing was done. Type {NAME} and press Enter")
             await screen.press("escape")
         await screen.press("escape", "escape")
-        assert screen.app.place == Place(section=Section.TRANSACTIONS)
+        assert screen.app.route == Route(section=Section.TRANSACTIONS)
 
     stage.play(TROUBLE, steps)
     assert stage.actions == []
@@ -129,7 +129,7 @@ def test_keys_that_come_at_once_leave_the_prompt_its_note() -> None:
 
 
 def test_a_state_that_has_moved_is_refused_with_what_has_changed() -> None:
-    """[ACT-1] through the desk: the screen says what."""
+    """[ACT-1] through the service: the screen says what."""
     stage = Stage(READING)
 
     async def steps(screen: Screen) -> None:
@@ -163,7 +163,7 @@ def test_an_unknown_outcome_lists_what_to_look_at() -> None:
     assert len(stage.actions) == 1
 
 
-def test_a_desk_that_fails_leaves_the_outcome_unknown() -> None:
+def test_a_failing_action_leaves_the_outcome_unknown() -> None:
     """[ACT-3] An error of which nothing is known is no refusal."""
     stage = Stage(READING)
 
@@ -248,7 +248,7 @@ def test_a_prepared_transaction_is_completed_by_the_state_that_was_typed() -> No
     async def steps(screen: Screen) -> None:
         await screen.press("2", "enter", "a")
         assert see(screen, "Open is 5:3")
-        assert see(screen, "State that the other half has stored: not given yet")
+        assert see(screen, "State that the other side has stored: not given yet")
         await screen.press("enter", *"5-3", "enter")
         assert see(screen, "state: ")
         await screen.press("escape", "enter", *"5:3", "enter")
@@ -426,7 +426,7 @@ def test_without_the_option_the_command_is_shown_to_be_copied_as_ever() -> None:
     async def steps(screen: Screen) -> None:
         await screen.press("2", "enter", "a")
         assert "Actions are off: start it with --allow-actions. c copies the command." in screen.text
-        assert screen.app.place == Place(section=Section.TRANSACTIONS, key=NAME)
+        assert screen.app.route == Route(section=Section.TRANSACTIONS, key=NAME)
         await screen.press("down", "up")
         assert "c copies: tallystick transactions resolve" in screen.text
         assert "dry run" not in screen.text

@@ -21,7 +21,7 @@ from tallystick.console.model.snapshot import PartStatus, Snapshot
 from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.terminal.app import TopServices
 from tallystick.console.terminal.pages.guide import CONSOLE_URL
-from tallystick.console.terminal.places import MENU, Order, Place, Section, place_in_browser
+from tallystick.console.terminal.routes import MENU, Order, Route, Section, route_to_browser
 from tallystick.console.terminal.run import find_console
 from tallystick.kernel.value import replace
 
@@ -47,7 +47,7 @@ def test_digits_lead_to_the_pages(size: tuple[int, int]) -> None:
         assert "1 transaction hanging" in screen.text
         for number, section in enumerate(MENU, 1):
             await screen.press(str(number))
-            assert screen.app.place.section is section
+            assert screen.app.route.section is section
             assert f"[{number} {section.value}]" in screen.lines[1]
             assert len(screen.lines) == size[1]
             assert "q quit" in screen.lines[-1]
@@ -60,15 +60,15 @@ def test_enter_opens_and_escape_leads_back_to_the_same_row() -> None:
         await screen.press("2", "down", "down")
         line = screen.cursor_line
         await screen.press("enter")
-        assert screen.app.place.key == HARMLESS
+        assert screen.app.route.key == HARMLESS
         assert "Its writer is gone" in screen.text
         await screen.press("end", "escape")
-        assert (screen.app.place.section, screen.app.place.key) == (Section.TRANSACTIONS, None)
+        assert (screen.app.route.section, screen.app.route.key) == (Section.TRANSACTIONS, None)
         assert screen.cursor_line == line
         await screen.press("escape")
-        assert screen.app.place.section is Section.OVERVIEW
+        assert screen.app.route.section is Section.OVERVIEW
         await screen.press("escape")
-        assert screen.app.place.section is Section.OVERVIEW
+        assert screen.app.route.section is Section.OVERVIEW
 
     use_terminal(STATE, steps)
 
@@ -79,13 +79,13 @@ def test_a_partition_leads_to_the_address_of_its_topic_and_back() -> None:
         await screen.move_to("orders-0")
         line = screen.cursor_line
         await screen.press("enter")
-        assert screen.app.place == place_in_browser("topics", "orders")
+        assert screen.app.route == route_to_browser("topics", "orders")
         assert "http://127.0.0.1:8080/topics/orders" in screen.text
         await screen.press("escape")
-        assert screen.app.place.key == HARMLESS
+        assert screen.app.route.key == HARMLESS
         assert screen.cursor_line == line
         await screen.press("backspace")
-        assert screen.app.place.section is Section.TRANSACTIONS
+        assert screen.app.route.section is Section.TRANSACTIONS
 
     use_terminal(STATE, steps, size=WIDE)
 
@@ -132,7 +132,7 @@ def test_the_reason_of_the_row_under_the_cursor_is_below_the_page() -> None:
 def test_a_filter_is_typed_applied_and_left() -> None:
     async def steps(screen: Screen) -> None:
         await screen.press("2", "slash", *"q1s?", "escape")
-        assert (screen.app.place.section, screen.app.place.filter.text) == (Section.TRANSACTIONS, "")
+        assert (screen.app.route.section, screen.app.route.filter.text) == (Section.TRANSACTIONS, "")
         await screen.press("slash", *"health=recover", "enter")
         assert "2 match the filter health=recover" in screen.text
         assert "producer:77:0" not in screen.text
@@ -141,7 +141,7 @@ def test_a_filter_is_typed_applied_and_left() -> None:
         await screen.press("escape")
         assert "producer:77:0" in screen.text
         await screen.press("3", "slash", "s")
-        assert screen.app.place == Place(section=Section.BROWSER)
+        assert screen.app.route == Route(section=Section.BROWSER)
 
     use_terminal(STATE, steps)
 
@@ -154,7 +154,7 @@ def test_what_is_pasted_into_the_filter_is_made_visible() -> None:
         screen.app.post_message(Paste("pay\x1b[5;31m\u202e"))
         await screen.settle()
         await screen.press("enter")
-        assert screen.app.place.filter.text == r"pay\x1b[5;31m\u202e".replace("\\", "")
+        assert screen.app.route.filter.text == r"pay\x1b[5;31m\u202e".replace("\\", "")
 
     use_terminal(STATE, steps)
 
@@ -164,10 +164,10 @@ def test_sorting_keeps_the_list() -> None:
         await screen.press("2")
         for order in (*list(Order)[1:], Order.WORST):
             await screen.press("s")
-            assert screen.app.place.order is order
+            assert screen.app.route.order is order
             assert order.value in screen.text
         await screen.press("1", "s")
-        assert screen.app.place.order is Order.WORST
+        assert screen.app.route.order is Order.WORST
 
     use_terminal(STATE, steps)
 
@@ -195,7 +195,7 @@ def test_a_row_keeps_its_place_under_the_cursor_when_the_data_change() -> None:
 def test_a_transaction_that_ends_leaves_its_page_and_says_so() -> None:
     async def steps(screen: Screen) -> None:
         await screen.press("2", "enter")
-        assert screen.app.place.key == "id-5000"
+        assert screen.app.route.key == "id-5000"
         await screen.publish(read_again(make_snapshot()))
         assert "No transaction of this id is open" in screen.text
 
@@ -270,7 +270,7 @@ def test_keys_ask_for_help_and_for_newer_data() -> None:
         await screen.press("question_mark", "question_mark")
         assert "move by a screen" in screen.text
         await screen.press("escape")
-        assert screen.app.place.section is Section.OVERVIEW
+        assert screen.app.route.section is Section.OVERVIEW
 
     use_terminal(STATE, steps, services=TopServices(read_soon=lambda: asked.append(True)))
 

@@ -4,7 +4,7 @@ from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.action_stage import ActionStage
 from tallystick.console.terminal.lines import Block, Paragraph, TextRole, blank, say
 from tallystick.console.terminal.pages import action, guide, overview, transaction, transactions
-from tallystick.console.terminal.places import Place, Section
+from tallystick.console.terminal.routes import Route, Section
 from tallystick.console.views.page import PageInfo
 from tallystick.console.views.page_request import PageRequest
 from tallystick.kernel.value import Value
@@ -19,10 +19,11 @@ class TerminalPage(Value):
 
 def build_page(
     state: ConsoleState,
-    place: Place,
+    route: Route,
     now_ms: int,
     answer: PageRequest | None = None,
     stage: ActionStage | None = None,
+    *,
     console_url: str = "",
 ) -> TerminalPage:
     """Build the page of a route; what could not be read comes first.
@@ -32,18 +33,18 @@ def build_page(
         stage: how far the action of the page has come.
         console_url: of the console that runs; empty if none was found.
     """
-    if place.action is not None:
-        info, blocks = action.build(state, place, now_ms, stage)
-    elif place.has_history:
-        info, blocks = transaction.build(state, place, now_ms, answer)
-    elif place.section is Section.TRANSACTIONS:
-        info, blocks = transactions.build(state, place, now_ms)
-    elif place.section is Section.BROWSER:
-        info, blocks = guide.build_addresses(state, place, now_ms, console_url)
-    elif place.section is Section.HELP:
-        info, blocks = guide.build_help(state, place, now_ms)
+    if route.action is not None:
+        info, blocks = action.build(state, route, now_ms, stage)
+    elif route.has_history:
+        info, blocks = transaction.build(state, route, now_ms, answer)
+    elif route.section is Section.TRANSACTIONS:
+        info, blocks = transactions.build(state, route, now_ms)
+    elif route.section is Section.BROWSER:
+        info, blocks = guide.build_addresses(state, route, now_ms, console_url)
+    elif route.section is Section.HELP:
+        info, blocks = guide.build_help(state, route, now_ms)
     else:
-        info, blocks = overview.build(state, place, now_ms)
+        info, blocks = overview.build(state, route, now_ms)
     return TerminalPage(info, (*list_failures(info), *blocks))
 
 

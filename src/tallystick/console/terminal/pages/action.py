@@ -6,11 +6,11 @@ It is made of the stage alone: nothing on it moves while the cluster is read.
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from tallystick.console.actions.plan import ActionPlan, Guard, PlannedHalf
+from tallystick.console.actions.plan import ActionPlan, Guard, PlannedSide
 from tallystick.console.actions.request import ActionAddress, ActionKind
 from tallystick.console.actions.results import ActionOutcome, ActionResult
+from tallystick.console.model.escaped import show
 from tallystick.console.model.state import ConsoleState
-from tallystick.console.model.visible import show
 from tallystick.console.terminal.action_stage import ActionStage, begin_stage
 from tallystick.console.terminal.lines import (
     Anchor,
@@ -24,8 +24,8 @@ from tallystick.console.terminal.lines import (
     heading,
     say,
 )
-from tallystick.console.terminal.places import Place
 from tallystick.console.terminal.prompts import LENGTH_MAX, ask_field, ask_to_confirm
+from tallystick.console.terminal.routes import Route
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.transaction import find_open_state
 from tallystick.kernel.value import replace
@@ -38,11 +38,11 @@ _ROLES: Final = {
 
 
 def build(
-    state: ConsoleState, place: Place, now_ms: int, stage: ActionStage | None
+    state: ConsoleState, route: Route, now_ms: int, stage: ActionStage | None
 ) -> tuple[PageInfo, list[Block]]:
     """Build the page."""
-    if stage is None and place.action is not None:
-        stage = begin_stage(place.action)
+    if stage is None and route.action is not None:
+        stage = begin_stage(route.action)
     if stage is None:
         return describe_page("Action", state.snapshot, (), now_ms), []
     return _describe(state, stage, now_ms), list(_list_blocks(stage, state))
@@ -71,7 +71,7 @@ def _list_blocks(stage: ActionStage, state: ConsoleState) -> Iterator[Block]:
     if stage.plan is not None:
         yield from _list_plan(stage, stage.plan)
     elif stage.request is not None and not stage.problem:
-        yield Paragraph((say("The dry run is made: both halves are read.", TextRole.QUIET),))
+        yield Paragraph((say("The dry run is made: both sides are read.", TextRole.QUIET),))
         return
     yield from _list_choices(stage.address, state)
 
@@ -92,12 +92,12 @@ def _list_choices(address: ActionAddress, state: ConsoleState) -> Iterator[Block
 def _list_state_choice(address: ActionAddress) -> Iterator[Block]:
     stored = address.query.get("state")
     note = (
-        "The state that the other half has stored, as producerId:epoch: the one that is open commits. "
+        "The state that the other side has stored, as producerId:epoch: the one that is open commits. "
         "Any other, and nothing, aborts; that needs a reason."
     )
     anchor = Anchor(name="state", prompt=ask_field(address, "state", note, stored or ""))
     text = "not given yet" if stored is None else stored or "none is stored"
-    yield Paragraph((say("State that the other half has stored: "), say(text, TextRole.STRONG)), anchor)
+    yield Paragraph((say("State that the other side has stored: "), say(text, TextRole.STRONG)), anchor)
 
 
 # ------------------------------------------------------------------------------------- dry run
@@ -113,9 +113,9 @@ def _list_plan(stage: ActionStage, plan: ActionPlan) -> Iterator[Block]:
         text = "This is refused." if is_refused else "This is not done without a reason."
         yield Paragraph((say(text, TextRole.BAD),))
         yield from _list_lines(plan.objections)
-    for half in plan.halves:
+    for side in plan.halves:
         yield blank()
-        yield from _list_half(half)
+        yield from _list_side(side)
     yield from _list_section("What readers will notice", plan.consequences)
     yield from _list_section("Note", plan.cautions)
     yield blank()
@@ -129,11 +129,11 @@ def _list_plan(stage: ActionStage, plan: ActionPlan) -> Iterator[Block]:
         yield Paragraph((say("To be typed: "), name), anchor)
 
 
-def _list_half(half: PlannedHalf) -> Iterator[Block]:
-    yield heading(half.name)
-    for number, text in enumerate(half.now):
+def _list_side(side: PlannedSide) -> Iterator[Block]:
+    yield heading(side.name)
+    for number, text in enumerate(side.now):
         yield field("" if number else "Is now", text)
-    yield field("The action", half.effect, TextRole.STRONG)
+    yield field("The action", side.effect, TextRole.STRONG)
 
 
 def _list_section(title: str, texts: Iterable[str]) -> Iterator[Block]:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from tallystick.console.model.commands import console_command
+from tallystick.console.model.escaped import pad, show
 from tallystick.console.model.state import ConsoleState
-from tallystick.console.model.visible import pad, show
 from tallystick.console.terminal.lines import (
     Anchor,
     Block,
@@ -18,7 +18,7 @@ from tallystick.console.terminal.lines import (
     heading,
     say,
 )
-from tallystick.console.terminal.places import Place
+from tallystick.console.terminal.routes import Route
 from tallystick.console.views.page import PageInfo, describe_page
 
 CONSOLE_HOST, CONSOLE_PORT = "127.0.0.1", 8080
@@ -59,7 +59,7 @@ _WORDS: Final = (
 
 
 def build_addresses(
-    state: ConsoleState, place: Place, now_ms: int, console_url: str
+    state: ConsoleState, route: Route, now_ms: int, console_url: str
 ) -> tuple[PageInfo, list[Block]]:
     """Build the page with the addresses.
 
@@ -68,13 +68,13 @@ def build_addresses(
     """
     snapshot = state.snapshot
     info = describe_page("In the browser", snapshot, [snapshot.cluster.status], now_ms)
-    return info, list(_list_addresses(state, place, console_url))
+    return info, list(_list_addresses(state, route, console_url))
 
 
-def _list_addresses(state: ConsoleState, place: Place, console_url: str) -> Iterator[Block]:
+def _list_addresses(state: ConsoleState, route: Route, console_url: str) -> Iterator[Block]:
     url = console_url or CONSOLE_URL
-    if place.key is not None:
-        yield _make_address(url, place.key)
+    if route.key is not None:
+        yield _make_address(url, route.key)
         yield blank()
     if console_url:
         yield Paragraph((say("The console runs. Open an address in a browser; c copies it."),))
@@ -87,7 +87,7 @@ def _list_addresses(state: ConsoleState, place: Place, console_url: str) -> Iter
         yield Paragraph((say("It takes the other options of this program, too. Its addresses then are:"),))
     yield blank()
     for path, text in _PAGES:
-        if path != place.key:
+        if path != route.key:
             yield _make_address(url, path)
             yield Paragraph((say("    "), say(text)), indent=4)
 
@@ -97,7 +97,7 @@ def _make_address(url: str, path: str) -> Command:
     return Command(address, Anchor(name=path, command=address), 0)
 
 
-def build_help(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, list[Block]]:
+def build_help(state: ConsoleState, route: Route, now_ms: int) -> tuple[PageInfo, list[Block]]:
     """Build the page with the keys and the words."""
     snapshot = state.snapshot
     return describe_page("Help", snapshot, [snapshot.transactions.status], now_ms), list(_list_help())

@@ -21,7 +21,7 @@ from tallystick.console.terminal.lines import (
     table_of,
     write_time,
 )
-from tallystick.console.terminal.places import Place, Section, place_in_browser
+from tallystick.console.terminal.routes import Route, Section, route_to_browser
 from tallystick.console.views.events import EventRow
 from tallystick.console.views.overview import OverviewPage, Problem, StoreSummary, build_overview
 from tallystick.console.views.page import PageInfo
@@ -43,7 +43,7 @@ _EVENTS: Final = (
 )
 
 
-def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, list[Block]]:
+def build(state: ConsoleState, route: Route, now_ms: int) -> tuple[PageInfo, list[Block]]:
     """Build the page."""
     page = build_overview(state, now_ms)
     return page.info, [*list_summary(page), *_list_details(page)]
@@ -73,7 +73,7 @@ def list_figures(page: OverviewPage) -> Iterator[tuple[str, str]]:
 
 def list_problem(problem: Problem) -> Iterator[Block]:
     """List one problem: the word and its subject, the reason, the command."""
-    target = Place(section=Section.TRANSACTIONS, key=problem.key) if problem.key else None
+    target = Route(section=Section.TRANSACTIONS, key=problem.key) if problem.key else None
     anchor = Anchor(
         name=f"problem {problem.key or problem.reason}",
         target=target,
@@ -96,7 +96,7 @@ def _list_details(page: OverviewPage) -> Iterator[Block]:
         more = page.problem_count - len(page.problems)
         if more > 0:
             text = f"{format_count(more)} more: see Transactions"
-            anchor = Anchor(name="more problems", target=Place(section=Section.TRANSACTIONS))
+            anchor = Anchor(name="more problems", target=Route(section=Section.TRANSACTIONS))
             yield Paragraph((say(text),), anchor)
     yield blank()
     yield heading("Stores")
@@ -115,7 +115,7 @@ def _list_details(page: OverviewPage) -> Iterator[Block]:
     empty = "Nothing has happened since this program was started."
     yield Table(columns=_EVENTS, items=page.events, make=_make_event, name=_name_event, empty=empty)
     if page.events:
-        yield Paragraph((say("All events"),), Anchor(name="events", target=place_in_browser("events")))
+        yield Paragraph((say("All events"),), Anchor(name="events", target=route_to_browser("events")))
 
 
 def _make_store(store: StoreSummary) -> Row:
@@ -127,7 +127,7 @@ def _make_store(store: StoreSummary) -> Row:
         say(format_count(store.open_count)),
         say("never" if store.age_ms is None else f"{format_duration(store.age_ms)} ago"),
     )
-    return Row(cells, Anchor(name=f"store {store.name}", target=place_in_browser("stores")))
+    return Row(cells, Anchor(name=f"store {store.name}", target=route_to_browser("stores")))
 
 
 def _name_event(event: EventRow) -> str:
@@ -141,5 +141,5 @@ def _make_event(event: EventRow) -> Row:
         say(event.subject or "-", TextRole.STRONG),
         say(event.text),
     )
-    target = Place(section=Section.TRANSACTIONS, key=event.key) if event.key else None
+    target = Route(section=Section.TRANSACTIONS, key=event.key) if event.key else None
     return Row(cells, Anchor(name=_name_event(event), target=target, reason=event.text))

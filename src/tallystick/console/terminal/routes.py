@@ -32,7 +32,7 @@ class Order(Enum):
     BY_ID = "by id"
 
 
-class Place(Value, kw_only=True):
+class Route(Value, kw_only=True):
     """A page.
 
     key     its transaction, as in the URL of the browser's page, or the path of a page that only the browser
@@ -63,15 +63,15 @@ class Visit(Value, kw_only=True):
     anchor  name of the line under the cursor
     """
 
-    place: Place
+    route: Route
     top: int = 0
     anchor: str = ""
 
 
-def place_in_browser(*names: str) -> Place:
+def route_to_browser(*names: str) -> Route:
     """Return the route to the address of a page of the browser, such as `topics`, `orders`."""
     path = "".join(f"/{quote(name, safe='')}" for name in names)
-    return Place(section=Section.BROWSER, key=path)
+    return Route(section=Section.BROWSER, key=path)
 
 
 def cycle_order(order: Order) -> Order:
@@ -138,11 +138,11 @@ def _is_field(word: str) -> bool:
 _ALWAYS: Final = (("1-3", "pages"), ("Enter", "open"), ("Esc", "back"), ("?", "help"), ("q", "quit"))
 
 
-def list_keys(place: Place) -> tuple[tuple[str, str], ...]:
+def list_keys(route: Route) -> tuple[tuple[str, str], ...]:
     """Return the keys that do something here, and their effect, as the last line names them."""
-    if place.action is not None:
+    if route.action is not None:
         return (("Enter", "choose"), ("Esc", "back"), ("c", "copy"), ("r", "new dry run"), *_ALWAYS[3:])
     keys = [*_ALWAYS, ("c", "copy")]
-    if place.lists_transactions:
+    if route.lists_transactions:
         keys += [("/", "filter"), ("s", "sort")]
     return tuple(keys)
