@@ -23,17 +23,6 @@ def test_a_dry_run_is_reached_confirmed_and_answered_with_its_result(tab: Tab) -
     assert page.url.endswith("/transactions/payments-1")
 
 
-def test_a_form_with_another_id_typed_does_nothing(tab: Tab) -> None:
-    page = tab.open(DRY_RUN)
-    page.fill("#confirm input[name=confirmation]", "payments-2")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#result.refused")
-    assert find_axe_violations(page) == []
-    page.click("text=A new dry run")
-    page.wait_for_selector("#confirm")
-    tab.expect_failed_loads()
-
-
 def test_a_dry_run_follows_no_stream(tab: Tab) -> None:
     """A form must not change while it is filled in."""
     page = tab.open(DRY_RUN)

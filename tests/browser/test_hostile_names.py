@@ -80,13 +80,6 @@ def test_a_long_name_does_not_push_the_rest_off_the_screen(tab: Tab, path: str) 
     assert max(heights) < 2 * LINES_MAX * line
 
 
-@pytest.mark.parametrize("path", PATHS, ids=name_path)
-def test_nothing_on_a_page_steers_the_text_behind_it(tab: Tab, path: str) -> None:
-    """U+202E in an id would turn the rest of a sentence, or of a command, around."""
-    text = tab.open(path).locator("html").text_content() or ""
-    assert [each for each in text if not each.isprintable() and each != "\n"] == []
-
-
 def test_a_name_leads_to_its_page_and_back(tab: Tab) -> None:
     for name in (HOSTILE, ENDLESS):
         page = tab.open("/transactions")

@@ -1,17 +1,13 @@
 """The program `tallystick console` beside a broker: what happens in the cluster is seen in an open page."""
 
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.browser import open_tab
-from tests.support.dual_write_lives import Lives, Strike
-from tests.support.dual_write_stores import Place, create
 
 from tallystick import Producer
 from tallystick.testing import EmbeddedBroker
@@ -97,35 +93,4 @@ def test_a_transaction_comes_and_goes_in_an_open_page(broker: EmbeddedBroker, br
         producer.commit_transaction()
         page.wait_for_selector("#txn-seen-1", state="detached")
         assert page.evaluate("window.mark") == "the same document"
-        assert tab.problems == []
-
-
-def test_a_dead_writer_is_seen_mended_by_the_command_and_all_is_well(
-    broker: EmbeddedBroker, browser: "Browser", tmp_path: Path
-) -> None:
-    """The database has committed, the writer is killed: the open overview says so, and turns green again."""
-    place = Place("sqlite", f"sqlite:///{tmp_path / 'paid.db'}")
-    create(place)
-    config = {
-        "bootstrap.servers": broker.bootstrap_servers,
-        "transactional.id": "pay-9",
-        "topic": "paid",
-    }
-    with (
-        Lives() as lives,
-        ConsoleProgram(broker, "--store", place.where, "--grace-s", "0") as console,
-        open_tab(browser, console.url) as tab,
-    ):
-        page = tab.follow("/")
-        page.wait_for_selector("#health.ok")
-        lives.live(place, config, pay=1)
-        lives.live(place, config, pay=2, strike=Strike("commit database", after=True))
-        page.wait_for_selector("#health.recover")
-        assert "1 transaction to recover." in page.inner_text("#health")
-        command = page.inner_text("#problem-pay-9 code")
-        name, *words = shlex.split(command)
-        assert name == "tallystick"
-        subprocess.run([*TALLYSTICK, *words, "--yes"], check=True, capture_output=True)
-        page.wait_for_selector("#health.ok")
-        page.wait_for_selector("#problem-pay-9", state="detached")
         assert tab.problems == []

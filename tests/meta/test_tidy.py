@@ -60,7 +60,7 @@ MANY_METHODS = {
     "src/tallystick/client/net/cluster.py:Cluster": 21,
     "src/tallystick/client/producer/accumulator.py:RecordAccumulator": 13,
     "src/tallystick/client/producer/in_flight.py:PartitionInFlight": 13,
-    "src/tallystick/console/terminal/app.py:TopApp": 17,
+    "src/tallystick/console/terminal/app.py:TopApp": 16,
     "src/tallystick/storage/log_dir.py:LogDir": 15,
     "src/tallystick/storage/segments/log_segment.py:SegmentReader": 13,
     "src/tallystick/storage/state/producer_state.py:ProducerStateManager": 14,

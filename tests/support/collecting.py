@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from tallystick.console.collect.collector import Collector
-from tallystick.console.collect.config import CollectorConfig, Paces
-from tallystick.console.collect.pacing import Pace
+from tallystick.console.collect.config import CollectorConfig, Pace, Paces
 from tallystick.console.model.snapshot import Snapshot
 
 # A loaded machine makes readings slow: 20 times as long a rest after each would be most of a test.

@@ -8,13 +8,12 @@ from tests.support.console_site import Site, serve_site
 from tests.support.console_worlds import SERVERS, SHOP, make_shop
 
 from tallystick.console.actions.config import ActionConfig
-from tallystick.console.actions.desk import ActionDesk
 from tallystick.console.actions.readings import Reading, TransactionReading
 from tallystick.console.actions.request import ActionRequest
 from tallystick.console.actions.results import report_done
+from tallystick.console.actions.service import ActionService
 from tallystick.console.lookup.history import HistorySource, IdHistory
-from tallystick.console.lookup.record_page import BrowsedRecord, RecordPage, RecordVerdict, clip
-from tallystick.console.lookup.record_query import RecordQuery
+from tallystick.console.lookup.record_page import BrowsedRecord, RecordPage, RecordQuery, RecordVerdict, clip
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind
@@ -98,18 +97,18 @@ class ShopReadings:
 @contextmanager
 def serve_shop() -> Iterator[Site]:
     """Serve the console over the shop, with actions allowed, while the context is open."""
-    site = Site(lookups=ShopAnswers(), make_desk=make_desk)
+    site = Site(lookups=ShopAnswers(), make_action_service=make_action_service)
     site.publish_settled(make_shop())
     site.feed.note("payments-1", "committed it in Kafka", NOW_MS)
     with serve_site(site):
         yield site
 
 
-def make_desk(clock: Clock) -> ActionDesk:
-    """Return a desk whose actions succeed and change nothing."""
+def make_action_service(clock: Clock) -> ActionService:
+    """Return a service whose actions succeed and change nothing."""
     settings = {"bootstrap.servers": SERVERS}
     config = ActionConfig(admin=settings, producer=settings, audit_log=None, run_limit_ms=60_000)
-    return ActionDesk(
+    return ActionService(
         config,
         clock=clock,
         reader=ShopReadings(),

@@ -1,4 +1,4 @@
-"""An operator at the console's pages: a collector, a desk of actions, and forms filled in as in a browser.
+"""An operator at the console's pages: a collector, an action service, and forms filled in as in a browser.
 
 The forms are read from the HTML, so that what is tested works without JavaScript.
 """
@@ -17,11 +17,10 @@ import httpx
 from tallystick.cli.cluster_command import select_role_settings
 from tallystick.cli.settings import add_modes
 from tallystick.console.actions.config import ActionConfig
-from tallystick.console.actions.desk import ActionDesk
+from tallystick.console.actions.service import ActionService
 from tallystick.console.collect.collector import Collector
-from tallystick.console.collect.config import CollectorConfig, Paces
+from tallystick.console.collect.config import CollectorConfig, Pace, Paces
 from tallystick.console.collect.feed import StateFeed
-from tallystick.console.collect.pacing import Pace
 from tallystick.console.model.health import Limits
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.web.app import create_app
@@ -148,9 +147,10 @@ async def operate(
     async with (
         asyncio.timeout(SECONDS_MAX),
         Collector(config) as collector,
-        ActionDesk(actions, follow_up=collector.read_soon) as desk,
+        ActionService(actions, follow_up=collector.read_soon) as action_service,
         httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=create_app(feed, desk=desk)), base_url="http://localhost"
+            transport=httpx.ASGITransport(app=create_app(feed, action_service=action_service)),
+            base_url="http://localhost",
         ) as client,
     ):
         yield Operator(client, collector, feed)

@@ -49,7 +49,7 @@ PAGE_CASES: Final = (
     PageCase(
         name="transaction",
         path="/transactions/payments-1",
-        says=("Both halves", "4012:17", "Raw row", "History"),
+        says=("Both sides", "4012:17", "Raw row", "History"),
     ),
     PageCase(name="transaction-hanging", path="/transactions/producer:2291:0", says=("--start-offset",)),
     PageCase(name="transaction-closed", path="/transactions/payments-3", says=("No transaction of this id",)),

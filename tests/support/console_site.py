@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, contextmanager
 import uvicorn
 from tests.support.console_facts import NOW_MS, read_again
 
-from tallystick.console.actions.desk import ActionDesk
+from tallystick.console.actions.service import ActionService
 from tallystick.console.collect.feed import StateFeed
 from tallystick.console.model.snapshot import Snapshot
 from tallystick.console.views.page_request import Lookups
@@ -31,9 +31,9 @@ class Site:
         feed: StateFeed | None = None,
         clock: Clock | None = None,
         lookups: Lookups | None = None,
-        make_desk: Callable[[Clock], ActionDesk] | None = None,
+        make_action_service: Callable[[Clock], ActionService] | None = None,
     ) -> None:
-        self._lookups, self._make_desk = lookups, make_desk
+        self._lookups, self._make_action_service = lookups, make_action_service
         self.feed = feed or StateFeed()
         self.clock = clock or FakeClock(NOW_MS)
         self._snapshot = Snapshot()
@@ -57,10 +57,10 @@ class Site:
 
         async def serve() -> None:
             async with AsyncExitStack() as stack:
-                desk = None
-                if self._make_desk is not None:
-                    desk = await stack.enter_async_context(self._make_desk(self.clock))
-                self._loop, self._server = asyncio.get_running_loop(), self._make_server(desk)
+                action_service = None
+                if self._make_action_service is not None:
+                    action_service = await stack.enter_async_context(self._make_action_service(self.clock))
+                self._loop, self._server = asyncio.get_running_loop(), self._make_server(action_service)
                 ready.set()
                 await self._server.serve([listener])
 
@@ -68,9 +68,9 @@ class Site:
         self._thread.start()
         ready.wait()
 
-    def _make_server(self, desk: ActionDesk | None) -> uvicorn.Server:
+    def _make_server(self, action_service: ActionService | None) -> uvicorn.Server:
         config = uvicorn.Config(
-            create_app(self.feed, clock=self.clock, lookups=self._lookups, desk=desk),
+            create_app(self.feed, clock=self.clock, lookups=self._lookups, action_service=action_service),
             http="h11",
             h11_max_incomplete_event_size=REQUEST_BYTES_MAX,
             log_level="error",

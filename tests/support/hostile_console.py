@@ -21,13 +21,11 @@ from tallystick.admin.model import GroupDescription, MemberDescription
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.client.net.metadata import Node
 from tallystick.console.actions.config import ActionConfig
-from tallystick.console.actions.desk import ActionDesk
 from tallystick.console.actions.readings import Reading, TransactionReading
 from tallystick.console.actions.request import ActionRequest
 from tallystick.console.actions.results import report_unknown
+from tallystick.console.actions.service import ActionService
 from tallystick.console.lookup.history import HistorySource, IdHistory
-from tallystick.console.lookup.record_page import BrowsedRecord, RecordPage, RecordVerdict, clip
-from tallystick.console.lookup.record_query import RecordQuery
 from tallystick.console.model.snapshot import (
     ClusterFacts,
     GroupFacts,
@@ -171,34 +169,6 @@ class HostileAnswers:
         )
         return IdHistory(source=HistorySource.BROKER, transitions=(transition,), failure=self._name)
 
-    async def browse_records(self, query: RecordQuery) -> RecordPage:
-        data = self._name.encode("utf-8", "surrogatepass")
-        record = BrowsedRecord(
-            offset=1,
-            timestamp_ms=NOW_MS,
-            is_append_time=False,
-            verdict=RecordVerdict.OPEN,
-            is_held_back=True,
-            producer=WRITER,
-            key=clip(data),
-            value=clip(data + b"\xff\x1b[2J" + b"v" * 1_000_000),
-            headers=((self._name, clip(data)),),
-            header_count=1,
-        )
-        return RecordPage(
-            partition=query.partition,
-            first=0,
-            next_offset=2,
-            start=0,
-            last_stable=1,
-            end=3,
-            records=(record,),
-            failure=self._name,
-        )
-
-    async def download(self, at: TopicPartition, offset: int, *, is_key: bool) -> bytes | None:
-        return self._name.encode()
-
 
 class HostileReadings:
     """What is true of an id whose name, store and row mean harm."""
@@ -222,10 +192,10 @@ class HostileReadings:
         pass
 
 
-def make_hostile_desk(name: str) -> ActionDesk:
-    """Return a desk whose every reading and result is a text that means harm."""
+def make_hostile_actions(name: str) -> ActionService:
+    """Return a service whose every reading and result is a text that means harm."""
     settings = {"bootstrap.servers": SERVERS}
-    return ActionDesk(
+    return ActionService(
         ActionConfig(admin=settings, producer=settings),
         clock=FakeClock(NOW_MS),
         reader=HostileReadings(name),

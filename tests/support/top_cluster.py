@@ -1,4 +1,4 @@
-"""`tallystick top` beside a cluster: in an application without a terminal, and in a terminal of its own."""
+"""`tallystick top` with a cluster: in an application without a terminal, and in a terminal of its own."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from tests.support.terminal import Screen, keep_output
 
 from tallystick.cli.settings import add_modes
 from tallystick.console.actions.config import ActionConfig
-from tallystick.console.actions.desk import ActionDesk
+from tallystick.console.actions.service import ActionService
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.collect.feed import StateFeed
@@ -71,7 +71,9 @@ def use_cluster(
                 services = TopServices(
                     read_soon=collector.read_soon,
                     lookups=await stack.enter_async_context(ClusterLookups(config)),
-                    desk=None if audit_log is None else await open_desk(stack, config, audit_log),
+                    action_service=None
+                    if audit_log is None
+                    else await open_actions(stack, config, audit_log),
                     user="ada at a terminal",
                 )
                 app = TopApp(feed, clock, services)
@@ -86,8 +88,8 @@ def use_cluster(
     asyncio.run(on_loop())
 
 
-async def open_desk(stack: AsyncExitStack, config: CollectorConfig, audit_log: Path) -> ActionDesk:
-    """Open a desk as `tallystick top --allow-actions` does."""
+async def open_actions(stack: AsyncExitStack, config: CollectorConfig, audit_log: Path) -> ActionService:
+    """Open actions as `tallystick top --allow-actions` does."""
     settings = dict(config.client)
     actions = ActionConfig(
         admin=settings,
@@ -95,7 +97,7 @@ async def open_desk(stack: AsyncExitStack, config: CollectorConfig, audit_log: P
         stores=config.stores,
         audit_log=audit_log,
     )
-    return await stack.enter_async_context(ActionDesk(actions))
+    return await stack.enter_async_context(ActionService(actions))
 
 
 async def feed_from(collector: Collector, feed: StateFeed, clock: FakeClock) -> None:

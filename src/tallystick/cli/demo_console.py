@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from tallystick import console as consoles
 from tallystick._lazy import MissingLibrary
-from tallystick.console.collect.config import CollectorConfig, Paces
-from tallystick.console.collect.pacing import Pace
+from tallystick.console.collect.config import CollectorConfig, Pace, Paces
 from tallystick.console.model.health import Limits
 from tallystick.pipeline import demo as flights_demo
 

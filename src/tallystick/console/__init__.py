@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING
 from tallystick import _lazy
 
 if TYPE_CHECKING:
-    from tallystick.console.actions.desk import ActionDesk
+    from tallystick.console.actions.service import ActionService
     from tallystick.console.collect.collector import Collector
     from tallystick.console.lookup.lookups import ClusterLookups
     from tallystick.console.terminal.app import TopServices
-    from tallystick.console.terminal.run import hold_log, run_top
-    from tallystick.console.web.beside import ConsoleThread
-    from tallystick.console.web.serve import Services, open_feed, serve
+    from tallystick.console.terminal.run import find_console, hold_log, run_top
+    from tallystick.console.web.serve import ConsoleThread, Services, open_feed, serve
 
 __all__ = [
-    "ActionDesk",
+    "ActionService",
     "ClusterLookups",
     "Collector",
     "ConsoleThread",
     "Services",
     "TopServices",
+    "find_console",
     "hold_log",
     "open_feed",
     "run_top",
@@ -42,13 +42,14 @@ if not TYPE_CHECKING:  # loaded once the console listens: its address does not w
     __getattr__ = _lazy.attributes(
         __name__,
         {
-            "ActionDesk": "tallystick.console.actions.desk:ActionDesk",
+            "ActionService": "tallystick.console.actions.service:ActionService",
             "Services": "tallystick.console.web.serve:Services",
             "ClusterLookups": "tallystick.console.lookup.lookups:ClusterLookups",
             "Collector": "tallystick.console.collect.collector:Collector",
-            "ConsoleThread": "tallystick.console.web.beside:ConsoleThread",
+            "ConsoleThread": "tallystick.console.web.serve:ConsoleThread",
             "open_feed": "tallystick.console.web.serve:open_feed",
             "TopServices": "tallystick.console.terminal.app:TopServices",
+            "find_console": "tallystick.console.terminal.run:find_console",
             "hold_log": "tallystick.console.terminal.run:hold_log",
             "run_top": "tallystick.console.terminal.run:run_top",
             "serve": "tallystick.console.web.serve:serve",

@@ -1,4 +1,4 @@
-"""`tallystick top` beside a broker: under a pilot, in a terminal of its own, and once as a text."""
+"""`tallystick top` with a broker: under a pilot, in a terminal of its own, and once as a text."""
 
 import asyncio
 import os
@@ -60,28 +60,13 @@ def test_a_transaction_in_doubt_appears_with_its_verdict_and_goes(broker: Embedd
             await see(screen, f"Token {state}")
             await see(screen, "no store or decision log that is read here names it")
             await see(screen, f"{name}-0")
-            assert screen.app.place.key == name
+            assert screen.app.route.key == name
             await asyncio.to_thread(producer.complete_transaction, state)
         await see(screen, "No transaction of this id is open")
         await screen.press("1")
         await see(screen, "No transaction is open.")
 
     use_cluster(broker, steps, url, limits=Limits(limit_ms=0))
-
-
-def test_what_a_database_has_decided_for_a_dead_writer(broker: EmbeddedBroker, url: str) -> None:
-    name = die_after("commit database", url, broker)
-
-    async def steps(screen: Screen) -> None:
-        await see(screen, "1 transaction to recover.")
-        await screen.press("2")
-        await see(screen, name)
-        await screen.press("enter")
-        await see(screen, "Its writer is gone: recovery commits it in Kafka.")
-        await see(screen, "[x] coordinator")
-        await see(screen, "Recovery would commit")
-
-    use_cluster(broker, steps, url, limits=Limits(grace_ms=0))
 
 
 def test_once_says_what_to_run_and_exits_with_what_it_comes_to(

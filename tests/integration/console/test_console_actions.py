@@ -264,12 +264,12 @@ def test_a_prepared_transaction_is_terminated_with_a_reason_only(scene: Scene) -
         refused = await operator.send(form, scene.name)
         assert refused.status_code == 409
         assert "reason is needed" in read_form(refused.text).text
-        expect_done(await operator.send(form, scene.name, reason="the other half is gone"))
+        expect_done(await operator.send(form, scene.name, reason="the other side is gone"))
         await operator.see_green(scene.name)
 
     scene.play(story)
     assert scene.count_committed() == 0
-    assert [line["reason"] for line in scene.read_audit()] == ["the other half is gone"] * 2
+    assert [line["reason"] for line in scene.read_audit()] == ["the other side is gone"] * 2
     producer.close()
 
 
@@ -290,7 +290,7 @@ def test_what_the_database_has_committed_is_not_terminated_without_a_reason(scen
     assert not scene.audit.read_text()
 
 
-def test_halves_that_differ_are_refused(scene: Scene) -> None:
+def test_sides_that_differ_are_refused(scene: Scene) -> None:
     """The verdict offers no action; the dry run of one says why."""
     scene.live()
     scene.live(Strike("commit database", after=True))

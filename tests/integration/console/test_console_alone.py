@@ -1,4 +1,4 @@
-"""`tallystick console` beside a cluster and a store that are not there yet, come, and go again."""
+"""`tallystick console` with a cluster and a store that are not there yet, come, and go again."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from sqlalchemy import create_engine
 from tests.support.collecting import QUICK_PACES
 
 from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.web.beside import ConsoleThread
+from tallystick.console.web.serve import ConsoleThread
 from tallystick.dualwrite import SqlStore
 from tallystick.testing import EmbeddedBroker, eventually
 

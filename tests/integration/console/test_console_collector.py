@@ -1,4 +1,4 @@
-"""The collector beside a broker and databases that come and go."""
+"""The collector with a broker and databases that come and go."""
 
 import asyncio
 import socket
@@ -70,7 +70,7 @@ def die_after(step: str, store: Any, config: dict[str, object]) -> None:
                 producer.close(abort=False)
 
 
-def test_both_halves_of_a_dual_write_are_in_one_snapshot(
+def test_both_sides_of_a_dual_write_are_in_one_snapshot(
     broker: EmbeddedBroker, store: SqlStore, tmp_path: Path
 ) -> None:
     name = new_name()

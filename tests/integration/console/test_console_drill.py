@@ -154,7 +154,7 @@ def test_a_zombie_needs_nothing(drill: Drill) -> None:
     zombie.close()
 
 
-def test_halves_that_differ(drill: Drill, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sides_that_differ(drill: Drill, capsys: pytest.CaptureFixture[str]) -> None:
     """The cluster was made to abort what the database had committed, behind its writer's back."""
     drill.live()
     drill.live(Strike("commit database", after=True))

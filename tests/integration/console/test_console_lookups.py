@@ -16,8 +16,7 @@ from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.lookup.history import HistorySource, IdHistory
 from tallystick.console.lookup.history_reader import HistoryReader
 from tallystick.console.lookup.lookups import ClusterLookups
-from tallystick.console.lookup.record_page import Clip
-from tallystick.console.lookup.record_query import RECORDS_MAX, RecordQuery
+from tallystick.console.lookup.record_page import RECORDS_MAX, Clip, RecordQuery
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace

@@ -14,7 +14,7 @@ from tallystick.admin.topics import NewTopic
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.lookup.history import HistorySource
 from tallystick.console.lookup.lookups import ClusterLookups
-from tallystick.console.lookup.record_query import RecordQuery
+from tallystick.console.lookup.record_page import RecordQuery
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.transaction_history import TransitionKind
 from tallystick.testing import eventually

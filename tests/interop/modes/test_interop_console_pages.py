@@ -85,7 +85,7 @@ async def read_pages(servers: str, paths: tuple[str, ...]) -> dict[str, str]:
             feed.publish(snapshot)
             offsets = snapshot.groups.offsets.get("readers", {}).values()
             is_counted = bool(offsets) and all(each.data_lag is not None for each in offsets)
-            is_hanging = any(each.health.value == "hanging" for each in feed.state.joint)
+            is_hanging = any(each.health.value == "hanging" for each in feed.state.transactions)
             is_whole = all(status.is_complete for status in snapshot.list_statuses())
             if is_whole and is_counted and is_hanging and snapshot.transactions.id_count:
                 answers = {path: await client.get(path) for path in paths}

@@ -24,12 +24,12 @@ from tests.support.console_facts import (
 from tests.support.console_operator import Form, read_form
 
 from tallystick.console.actions.config import ActionConfig
-from tallystick.console.actions.desk import ActionDesk
+from tallystick.console.actions.pending import PENDING_AGE_MS_MAX, PENDING_MAX
 from tallystick.console.actions.plan import ActionPlan
 from tallystick.console.actions.readings import CannotRead, Reading, TransactionReading
 from tallystick.console.actions.request import ActionRequest
 from tallystick.console.actions.results import ActionResult, report_done, report_unknown
-from tallystick.console.actions.tickets import TICKET_AGE_MS_MAX, TICKETS_MAX
+from tallystick.console.actions.service import ActionService
 from tallystick.console.collect.feed import StateFeed
 from tallystick.console.web.app import WebOptions, create_app
 from tallystick.kernel.secret import Secret
@@ -73,7 +73,7 @@ def read_transaction(name: str = NAME, *, state: str = "Ongoing") -> Transaction
 
 @dataclass
 class Visit:
-    """A console with a desk, and what it has done."""
+    """A console with actions, and what it has done."""
 
     client: httpx.AsyncClient
     readings: MemoryReadings
@@ -122,8 +122,8 @@ class Site:
             config = ActionConfig(
                 admin=settings, producer=settings, audit_log=self.audit_log, run_limit_ms=self.run_limit_ms
             )
-            async with ActionDesk(config, clock=clock, reader=self.readings, act=act) as desk:
-                app = create_app(self.feed, self.options, clock, desk=desk)
+            async with ActionService(config, clock=clock, reader=self.readings, act=act) as action_service:
+                app = create_app(self.feed, self.options, clock, action_service=action_service)
                 async with httpx.AsyncClient(
                     transport=httpx.ASGITransport(app=app), base_url="http://localhost"
                 ) as client:
@@ -217,7 +217,7 @@ def test_an_action_that_takes_too_long_is_unknown_and_keeps_others_out(tmp_path:
 # ---------------------------------------------------------------------------------- what must be refused
 
 
-def test_without_a_desk_there_is_no_route_and_no_button() -> None:
+def test_without_actions_there_is_no_route_and_no_button() -> None:
     async def run() -> None:
         app = create_app(StateFeed())
         async with httpx.AsyncClient(
@@ -334,7 +334,7 @@ def test_a_form_grows_old() -> None:
 
     async def story(visit: Visit) -> None:
         form = await visit.open()
-        visit.clock.advance(TICKET_AGE_MS_MAX)
+        visit.clock.advance(PENDING_AGE_MS_MAX)
         other = await visit.open()
         assert (await visit.send(form, "pay-2")).status_code == 409
         visit.clock.advance(1)
@@ -348,7 +348,7 @@ def test_dry_runs_are_forgotten_and_never_fill_the_memory() -> None:
     async def story(visit: Visit) -> None:
         first = await visit.open()
         second = await visit.open()
-        for _ in range(TICKETS_MAX - 1):
+        for _ in range(PENDING_MAX - 1):
             await visit.client.get(URL)
         assert (await visit.send(first)).status_code == 409
         assert (await visit.send(second)).status_code == 200
@@ -587,9 +587,9 @@ def test_pages_have_buttons_where_they_have_commands_that_change_something() -> 
     async def run() -> None:
         settings = {"bootstrap.servers": SERVERS}
         config = ActionConfig(admin=settings, producer=settings)
-        async with ActionDesk(config, reader=MemoryReadings(read_transaction())) as desk:
+        async with ActionService(config, reader=MemoryReadings(read_transaction())) as action_service:
             for app, expected in (
-                (create_app(feed, clock=FakeClock(NOW_MS), desk=desk), 2),
+                (create_app(feed, clock=FakeClock(NOW_MS), action_service=action_service), 2),
                 (create_app(feed, clock=FakeClock(NOW_MS)), 0),
             ):
                 async with httpx.AsyncClient(

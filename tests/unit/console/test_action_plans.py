@@ -1,4 +1,4 @@
-"""The dry run: what it says of each half, when it needs a reason, when it is refused."""
+"""The dry run: what it says of each side, when it needs a reason, when it is refused."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -47,8 +47,8 @@ from tallystick.console.actions.request import (
     ResolvePrefix,
     ResolveRow,
 )
-from tallystick.console.model.joint import find_views
 from tallystick.console.model.snapshot import PartStatus, PipelineFacts, StoreFacts
+from tallystick.console.model.transactions import find_views
 from tallystick.dualwrite.rules import recovery
 from tallystick.dualwrite.rules.leases import LeaseRow
 from tallystick.dualwrite.rules.model import StoredState
@@ -115,7 +115,7 @@ def read(
 
 
 def effects(plan: ActionPlan) -> dict[str, str]:
-    return {half.name: half.effect for half in plan.halves}
+    return {side.name: side.effect for side in plan.halves}
 
 
 @pytest.mark.parametrize(("description", "row"), list(product(DESCRIPTIONS, ROWS)))
@@ -125,17 +125,17 @@ def test_resolve_does_what_recovery_would_and_nothing_else(
     """Over every small combination of halves: the plan's verdict is `dualwrite.rules.recovery`'s."""
     reading = read(description, row)
     plan = plan_action(RESOLVE, reading, SERVERS)
-    half = find_views(reading.snapshot, NAME).store
-    if half is None:
+    side = find_views(reading.snapshot, NAME).store
+    if side is None:
         assert plan.guard is Guard.REFUSED
         return
-    is_possible = half.verdict in (recovery.Verdict.COMMIT, recovery.Verdict.ABORT)
-    assert (plan.guard is Guard.READY) is is_possible, half.verdict
+    is_possible = side.verdict in (recovery.Verdict.COMMIT, recovery.Verdict.ABORT)
+    assert (plan.guard is Guard.READY) is is_possible, side.verdict
     assert plan.guard is not Guard.REASON
     assert bool(plan.objections) is not is_possible
-    assert ("It is committed" in effects(plan)["Kafka"]) is (half.verdict is recovery.Verdict.COMMIT)
-    assert ("It is aborted" in effects(plan)["Kafka"]) is (half.verdict is recovery.Verdict.ABORT)
-    assert bool(plan.consequences) is (half.verdict is recovery.Verdict.ABORT)
+    assert ("It is committed" in effects(plan)["Kafka"]) is (side.verdict is recovery.Verdict.COMMIT)
+    assert ("It is aborted" in effects(plan)["Kafka"]) is (side.verdict is recovery.Verdict.ABORT)
+    assert bool(plan.consequences) is (side.verdict is recovery.Verdict.ABORT)
     assert bool(plan.look_ups) is is_possible
     if not is_possible:
         assert set(effects(plan).values()) == {"Nothing changes here."}
@@ -148,11 +148,11 @@ def test_what_may_be_committed_elsewhere_is_not_terminated_without_a_reason(
     """[ACT-2] Ready only if nothing of it is in doubt and the database would not have it committed."""
     reading = read(description, row)
     plan = plan_action(TERMINATE, reading, SERVERS)
-    half = find_views(reading.snapshot, NAME).store
+    side = find_views(reading.snapshot, NAME).store
     if description is None or description.state != "Ongoing":
         assert plan.guard is Guard.REFUSED
         return
-    is_harmless = half is None or half.verdict in (
+    is_harmless = side is None or side.verdict in (
         recovery.Verdict.ABORT,
         recovery.Verdict.NOTHING,
         recovery.Verdict.ALLOW,
@@ -160,9 +160,9 @@ def test_what_may_be_committed_elsewhere_is_not_terminated_without_a_reason(
     expected = Guard.READY if is_harmless and not description.in_doubt else Guard.REASON
     assert plan.guard is expected
     assert plan.forces is description.in_doubt
-    if half is not None:
-        is_torn = "the halves differ from then on" in effects(plan)[STORE]
-        assert is_torn is (half.verdict is recovery.Verdict.COMMIT)
+    if side is not None:
+        is_torn = "the two sides differ from then on" in effects(plan)[STORE]
+        assert is_torn is (side.verdict is recovery.Verdict.COMMIT)
     assert ("--force" in plan.command) is description.in_doubt
     assert plan.consequences == (
         "Its records in orders-0, at most 15 from offset 10 on, will never be read.",
@@ -186,8 +186,8 @@ def test_a_store_that_cannot_be_read_is_an_objection() -> None:
     plan = plan_action(TERMINATE, read(describe(timeout_ms=60_000), None, away), SERVERS)
     assert plan.guard is Guard.REASON
     assert plan.objections == ("mysql://away/shop could not be read: it may have committed it.",)
-    (half,) = [half for half in plan.halves if half.name == "mysql://away/shop"]
-    assert half.now == ("It could not be read.",)
+    (side,) = [side for side in plan.halves if side.name == "mysql://away/shop"]
+    assert side.now == ("It could not be read.",)
     assert plan.failures == ("mysql://away/shop: OperationalError: away",)
     otherwise = replace(away, status=PartStatus(failures=("it has not answered for 7 s",)))
     again = plan_action(TERMINATE, read(describe(timeout_ms=60_000), None, otherwise), SERVERS)
@@ -298,7 +298,7 @@ def test_a_marker_looks_at_the_database_of_the_id() -> None:
     assert plan.guard is Guard.REASON
     assert f"{STORE} has committed it" in plan.objections[0]
     assert "does not check the start offset" in plan.cautions[0]
-    assert [half.name for half in plan.halves] == ["Kafka, orders-0", "Kafka", STORE]
+    assert [side.name for side in plan.halves] == ["Kafka, orders-0", "Kafka", STORE]
 
 
 def test_a_marker_for_what_is_not_open_is_refused() -> None:

@@ -40,9 +40,9 @@ from tallystick.console.actions.request import (
     get_subject,
 )
 from tallystick.console.model import commands
+from tallystick.console.model.escaped import show
 from tallystick.console.model.health import Limits
-from tallystick.console.model.joint import join_views
-from tallystick.console.model.visible import show
+from tallystick.console.model.transactions import join_views
 from tallystick.kernel.ids import TopicPartition
 
 IDS = st.text(min_size=1, max_size=40).filter(lambda text: not text.startswith("-"))
@@ -136,7 +136,7 @@ def test_what_every_verdict_offers_is_an_action() -> None:
     )
     limits = Limits(grace_ms=0, limit_ms=0)
     urls = {
-        each.transactional_id: find_action_url(each.judgement.command)
+        each.transactional_id: find_action_url(each.assessment.command)
         for each in join_views(snapshot, limits, join_views(snapshot, limits))
     }
     assert urls == {

@@ -7,8 +7,7 @@ import pytest
 
 from tallystick.client.errors import Unreachable
 from tallystick.console.collect.collector import Collector, Part
-from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.collect.pacing import Pace
+from tallystick.console.collect.config import CollectorConfig, Pace
 from tallystick.console.model.snapshot import NEVER_MS, PartStatus, Snapshot, StoreFacts, TopicFacts
 from tallystick.kernel.value import replace
 from tallystick.testing import FakeClock

@@ -6,9 +6,8 @@ import sys
 import pytest
 
 from tallystick.client.errors import Unreachable, build_broker_error
-from tallystick.console.collect.config import CollectorConfig, Paces
+from tallystick.console.collect.config import CollectorConfig, Pace, Paces
 from tallystick.console.collect.failures import SENTENCES_MAX, describe_failures, limit_sentences
-from tallystick.console.collect.pacing import Pace
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.settings import BadConfig
 

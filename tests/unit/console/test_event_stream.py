@@ -23,10 +23,10 @@ from tests.unit.console.test_web import HOSTILE, Page, make_client
 from tallystick.admin.model import TransactionDescription
 from tallystick.admin.txn.hanging import HangingFinding
 from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.escaped import show_on_page
 from tallystick.console.model.events import USUAL_KIND_MAX, EventKind, EventLog
 from tallystick.console.model.snapshot import Snapshot
 from tallystick.console.model.state import ConsoleState, advance
-from tallystick.console.model.visible import show_on_page
 from tallystick.console.views.events import (
     OVERVIEW_EVENTS,
     STREAM_EVENTS_MAX,
@@ -89,7 +89,7 @@ def test_what_was_not_well_at_the_start_is_no_event() -> None:
     description = describe(age_ms=20 * 60_000)
     snapshot = make_snapshot(description, cases=[make_case(HangingFinding.TWO_PHASE, description)])
     state = advance(ConsoleState(), snapshot)
-    assert state.joint[0].health.value == "orphan"
+    assert state.transactions[0].health.value == "orphan"
     assert list_kinds(advance(state, read_again(snapshot))) == []
 
 

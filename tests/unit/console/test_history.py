@@ -13,8 +13,8 @@ from tests.unit.console.test_web import HOSTILE, Client, Page
 from tallystick.console.collect.feed import StateFeed
 from tallystick.console.lookup.history import HistorySource, IdHistory, KeptHistories
 from tallystick.console.lookup.recent import WAITING_MAX, RecentAnswers, TooManyQuestions
+from tallystick.console.model.escaped import show_on_page
 from tallystick.console.model.snapshot import PartStatus
-from tallystick.console.model.visible import show_on_page
 from tallystick.console.views.history import view_history
 from tallystick.console.web.app import create_app
 from tallystick.kernel.value import replace

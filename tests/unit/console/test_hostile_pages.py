@@ -17,8 +17,8 @@ from tests.support.hostile_console import HARMLESS, HOSTILE, make_hostile_state
 
 from tallystick.admin.txn.hanging import HangingFinding
 from tallystick.console.collect.feed import StateFeed
+from tallystick.console.model.escaped import show_on_page
 from tallystick.console.model.state import ConsoleState
-from tallystick.console.model.visible import show_on_page
 from tallystick.console.web.app import create_app
 from tallystick.console.web.pages import PAGES
 from tallystick.kernel.value import replace

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.console.collect.named_ids import DescribedId, choose_ids, list_named_ids
+from tallystick.console.collect.transaction_reader import DescribedId, choose_ids, list_named_ids
 from tallystick.console.model.snapshot import PrefixFacts, StoreFacts, StoreKind
 from tallystick.dualwrite.rules.model import StoredState
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch

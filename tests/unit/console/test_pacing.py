@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.console.collect.config import Paces
-from tallystick.console.collect.pacing import (
+from tallystick.console.collect.config import (
     AWAY_REST_MS_MAX,
     PARTIAL_REST_MS_MAX,
     REST_FACTOR,
     Pace,
+    Paces,
     compute_interval_ms,
 )
 

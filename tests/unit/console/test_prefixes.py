@@ -1,6 +1,6 @@
 """Decisions of topics and databases on one list."""
 
-from tallystick.console.collect.prefixes import join_prefixes
+from tallystick.console.collect.decision_reader import join_prefixes
 from tallystick.console.model.snapshot import PrefixFacts, StoreFacts, StoreKind
 from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import Decision, DecisionNote

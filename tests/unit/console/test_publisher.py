@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from tallystick.console.collect.publisher import Publisher
+from tallystick.console.collect.collector import Publisher
 from tallystick.console.model.snapshot import Snapshot
 
 

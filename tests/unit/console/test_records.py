@@ -16,21 +16,19 @@ from tallystick.console.collect.feed import StateFeed
 from tallystick.console.lookup.history import IdHistory
 from tallystick.console.lookup.record_page import (
     CLIP_BYTES,
-    BrowsedRecord,
-    Clip,
-    RecordPage,
-    RecordVerdict,
-    clip,
-    read_stable,
-    read_unstable,
-)
-from tallystick.console.lookup.record_query import (
     RECORDS_MAX,
     BadQuery,
+    BrowsedRecord,
+    Clip,
     Format,
+    RecordPage,
     RecordQuery,
+    RecordVerdict,
+    clip,
     parse_format,
     parse_query,
+    read_stable,
+    read_unstable,
 )
 from tallystick.console.model.snapshot import PartStatus, TopicFacts
 from tallystick.console.views.records import CHARACTERS_MAX, escape_text, show_content
@@ -329,7 +327,7 @@ def test_a_page_shows_verdicts_markers_and_the_open_transaction() -> None:
         "null",
     ):
         assert part.replace("57", "58") in text
-    assert page.tags.count("script") == 3
+    assert answer.text.count("<script") == 3
     assert "/transactions/pay-1" in page.links
     assert "/topics/orders?partition=0&offset=0&as=text" in page.links
     assert "/topics/orders?partition=0&offset=12&as=text" in page.links

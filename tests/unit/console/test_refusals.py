@@ -6,7 +6,7 @@ from tests.support.console_facts import NOW_MS, describe, make_snapshot, make_st
 from tallystick.console.model.health import Limits
 from tallystick.console.model.snapshot import Snapshot, Volume
 from tallystick.console.model.state import ConsoleState, advance
-from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary
+from tallystick.console.terminal.summary import LookOutcome, assess_state, list_summary
 from tallystick.console.views.overview import build_overview
 from tallystick.console.views.refusals import list_refusals
 from tallystick.console.views.stores import build_stores
@@ -80,7 +80,7 @@ def test_a_store_that_takes_no_writes(fields: dict[str, object], expected: str) 
     assert expected in page.problems[0].reason
     assert [each.takes_writes for each in page.stores] == [False]
     assert expected in build_stores(state, NOW_MS).stores[0].refusal
-    assert judge_state(state) is LookOutcome.NEEDS_OPERATOR
+    assert assess_state(state) is LookOutcome.NEEDS_OPERATOR
     assert any(f"refusing: {store.name}" in line for line in list_summary(state, NOW_MS))
 
 

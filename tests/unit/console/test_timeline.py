@@ -4,7 +4,7 @@ import pytest
 from tests.support.console_facts import STORE, WRITER, describe, make_row, make_snapshot, make_store
 
 from tallystick.client.transactions.modes import Mode
-from tallystick.console.model.judge import StoreHalf
+from tallystick.console.model.assessment import StoreSide
 from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.views.timeline import TimelineEvent, list_events
 from tallystick.dualwrite.rules.recovery import VERDICTS, Finding
@@ -14,12 +14,12 @@ from tallystick.kernel.value import replace
 def draw_finding(finding: Finding, state: str) -> dict[str, TimelineEvent]:
     """Return the database's event and the last of the coordinator."""
     snapshot = make_snapshot(describe(state=state), stores=[make_store(make_row(state=WRITER))])
-    (each,) = advance(ConsoleState(), snapshot).joint
-    half = each.views.store
-    assert isinstance(half, StoreHalf)
-    half = replace(half, finding=finding, verdict=VERDICTS[finding, Mode.TWO_PHASE])
-    joint = replace(each, views=replace(each.views, store=half))
-    return {event.lane: event for event in list_events(joint)}
+    (each,) = advance(ConsoleState(), snapshot).transactions
+    side = each.views.store
+    assert isinstance(side, StoreSide)
+    side = replace(side, finding=finding, verdict=VERDICTS[finding, Mode.TWO_PHASE])
+    transaction = replace(each, views=replace(each.views, store=side))
+    return {event.lane: event for event in list_events(transaction)}
 
 
 @pytest.mark.parametrize("finding", Finding)
@@ -42,7 +42,7 @@ def test_the_drawing_says_of_the_cluster_what_the_sentence_says(finding: Finding
 
 
 @pytest.mark.parametrize("finding", [Finding.FORCED, Finding.OVERRULED, Finding.BEHIND])
-def test_halves_that_differ_are_both_drawn_as_wrong(finding: Finding) -> None:
+def test_sides_that_differ_are_both_drawn_as_wrong(finding: Finding) -> None:
     events = draw_finding(finding, "Ongoing")
     assert events[STORE].is_wrong
     assert events["coordinator"].is_wrong

@@ -183,7 +183,7 @@ def test_every_page_is_json(make_state: object) -> None:
     for page in (
         build_overview(state, NOW_MS),
         build_transactions(state, TransactionFilter(), NOW_MS),
-        *(build_transaction(state, build_key(each), NOW_MS) for each in state.joint),
+        *(build_transaction(state, build_key(each), NOW_MS) for each in state.transactions),
     ):
         assert json.loads(msgspec.json.encode(page))["info"]["bootstrap_servers"] == SERVERS
 
@@ -221,7 +221,7 @@ def test_any_query_is_a_filter(query: dict[str, str]) -> None:
 
 
 def test_a_time_line_shows_what_is_missing() -> None:
-    (each,) = decided_and_abandoned().joint
+    (each,) = decided_and_abandoned().transactions
     events = [(event.lane, event.label, event.is_done) for event in list_events(each)]
     assert events == [
         ("coordinator", "begun", True),
@@ -234,7 +234,7 @@ def test_a_time_line_shows_what_is_missing() -> None:
 
 def test_lanes_and_events_fit_into_the_drawing() -> None:
     for state in (decided_and_abandoned(), hanging()):
-        timeline = draw(list_events(state.joint[0]))
+        timeline = draw(list_events(state.transactions[0]))
         assert all(
             0 < drawn.x < timeline.width and 0 < drawn.y < timeline.height for drawn in timeline.events
         )
@@ -243,7 +243,7 @@ def test_lanes_and_events_fit_into_the_drawing() -> None:
 
 def test_a_transaction_of_many_partitions_is_drawn_in_few_lanes() -> None:
     description = describe(partitions=[type(ORDERS)("orders", number) for number in range(50)])
-    (each,) = show(make_snapshot(description)).joint
+    (each,) = show(make_snapshot(description)).transactions
     timeline = draw(list_events(each))
     assert [lane.name for lane in timeline.lanes][-1] == "other partitions"
     assert len(timeline.lanes) <= 10
@@ -269,7 +269,7 @@ def test_durations(ms: int | None, text: str) -> None:
 def test_what_is_broken_and_not_open_any_more_is_not_counted_as_open() -> None:
     ended = describe(state="CompleteAbort")
     state = show(make_snapshot(ended, stores=[make_store(make_row(state=WRITER))]))
-    assert [each.health.value for each in state.joint] == ["broken"]
+    assert [each.health.value for each in state.transactions] == ["broken"]
     page = build_overview(state, NOW_MS)
     assert (page.open_count, page.prepared_count, page.oldest_ms) == (0, 0, None)
     assert [store.open_count for store in page.stores] == [0]

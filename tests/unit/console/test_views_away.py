@@ -105,7 +105,7 @@ def test_what_was_broken_before_an_outage_is_said_after_it() -> None:
     page = build_overview(advance(state, lost), read_ms + 14_000)
     assert page.health == "broken"
     assert page.headline.startswith("Not read for 12 s, what is shown is 14 s old: cluster: ")
-    assert "When it was last read: 1 transaction: the halves differ" in page.headline
+    assert "When it was last read: 1 transaction: the two sides differ" in page.headline
 
 
 def test_a_page_says_that_it_is_not_up_to_date_where_its_script_finds_it() -> None:
@@ -147,11 +147,11 @@ def test_what_was_seen_before_an_outage_does_not_grow_old_in_it() -> None:
     description = describe(age_ms=1_000)
     snapshot = make_snapshot(description, stores=[make_store(make_row(state=WRITER))])
     state = advance(ConsoleState(), snapshot)
-    assert [each.health.value for each in state.joint] == ["ok"]
+    assert [each.health.value for each in state.transactions] == ["ok"]
     hours_ms = 5 * 3_600_000
     later = replace(lose_cluster(snapshot), number=2, at_ms=NOW_MS + hours_ms)
     state = advance(state, later)
-    assert [each.health.value for each in state.joint] == ["ok"]
+    assert [each.health.value for each in state.transactions] == ["ok"]
     assert [event.kind for event in state.events.events] == [EventKind.AWAY]
     again = read_again(snapshot, after_ms=hours_ms)
-    assert [each.health.value for each in advance(state, again).joint] == ["recover"]
+    assert [each.health.value for each in advance(state, again).transactions] == ["recover"]

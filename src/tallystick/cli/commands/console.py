@@ -1,4 +1,4 @@
-"""`tallystick console`: both halves of every transaction in a browser; by default it changes nothing."""
+"""`tallystick console`: both sides of every transaction in a browser; by default it changes nothing."""
 
 import asyncio
 import socket
@@ -75,7 +75,7 @@ def console(
     allow_actions: AllowActions = False,
     audit_log: AuditLog = None,
 ) -> None:
-    """Show both halves of every transaction in a browser; see docs/console.md.
+    """Show both sides of every transaction in a browser; see docs/console.md.
 
     Changes nothing without --allow-actions.
     """
@@ -142,11 +142,11 @@ async def _serve(
     async with AsyncExitStack() as stack:
         collector = await stack.enter_async_context(consoles.Collector(config))
         lookups = await stack.enter_async_context(consoles.ClusterLookups(config))
-        desk = None
+        action_service = None
         if actions is not None:
-            desk = await stack.enter_async_context(
-                consoles.ActionDesk(actions, follow_up=collector.read_soon)
+            action_service = await stack.enter_async_context(
+                consoles.ActionService(actions, follow_up=collector.read_soon)
             )
         feed = consoles.open_feed(collector, limits)
-        services = consoles.Services(lookups=lookups, desk=desk)
+        services = consoles.Services(lookups=lookups, action_service=action_service)
         await consoles.serve(collector, services, listener, options, feed)

@@ -1,9 +1,10 @@
-"""`tallystick top`: both halves of every transaction in a terminal, or once as a text."""
+"""`tallystick top`: both sides of every transaction in a terminal, or once as a text."""
 
 import asyncio
 import os
 import pwd
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Final
@@ -31,16 +32,17 @@ from tallystick.cli.exits import ExitCode, interruptible
 from tallystick.console.actions.config import ActionConfig
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
+from tallystick.console.collect.feed import SnapshotFollower, StateFeed
 from tallystick.console.model.health import Limits
 from tallystick.console.model.state import ConsoleState
-from tallystick.console.terminal.once import look_once
-from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary
+from tallystick.console.terminal.summary import LookOutcome, Looks, assess_state, list_summary
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+ONCE_SECONDS_MAX: Final = 30
 _EXITS: Final = {
     LookOutcome.WELL: ExitCode.DONE,
     LookOutcome.NEEDS_OPERATOR: ExitCode.HANGING,
@@ -68,7 +70,7 @@ def top(
     allow_actions: AllowActions = False,
     audit_log: AuditLog = None,
 ) -> None:
-    """Show both halves of every transaction in a terminal; see docs/console/terminal.md.
+    """Show both sides of every transaction in a terminal; see docs/console/terminal.md.
 
     Changes nothing without --allow-actions.
     """
@@ -106,13 +108,17 @@ async def _run(config: CollectorConfig, limits: Limits, actions: ActionConfig | 
         log = stack.enter_context(consoles.hold_log())
         collector = await stack.enter_async_context(Collector(config))
         lookups = await stack.enter_async_context(consoles.ClusterLookups(config))
-        desk = None
+        action_service = None
         if actions is not None:
-            desk = await stack.enter_async_context(
-                consoles.ActionDesk(actions, follow_up=collector.read_soon)
+            action_service = await stack.enter_async_context(
+                consoles.ActionService(actions, follow_up=collector.read_soon)
             )
         services = consoles.TopServices(
-            read_soon=collector.read_soon, lookups=lookups, desk=desk, user=_name_user()
+            read_soon=collector.read_soon,
+            lookups=lookups,
+            action_service=action_service,
+            user=_name_user(),
+            find_console=consoles.find_console,
         )
         await run_top(collector, limits, services, log)
 
@@ -140,9 +146,29 @@ async def _look(config: CollectorConfig, limits: Limits) -> ConsoleState:
         return await look_once(collector, limits, collector.read_soon)
 
 
+async def look_once(
+    source: SnapshotFollower,
+    limits: Limits,
+    read_soon: Callable[[], None],
+    *,
+    seconds_max: float = ONCE_SECONDS_MAX,
+) -> ConsoleState:
+    """Return the state as soon as one more look would say no more, or what there is when the time is over."""
+    feed, looks = StateFeed(ConsoleState(limits=limits)), Looks()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds_max):
+            async for snapshot in source.follow():
+                feed.publish(snapshot)
+                looks = looks.advance(snapshot)
+                if looks.are_enough(feed.state):
+                    break
+                read_soon()
+    return feed.state
+
+
 def _print_summary(state: ConsoleState) -> ExitCode:
     """Print the summary; what the encoding of stdout lacks is written as its escape."""
     encoding = sys.stdout.encoding or "ascii"
     for line in list_summary(state, SystemClock().now_ms()):
         print(line.encode(encoding, "backslashreplace").decode(encoding))
-    return _EXITS[judge_state(state)]
+    return _EXITS[assess_state(state)]

@@ -24,7 +24,7 @@ _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 class AuditEvent(Enum):
-    """What a line tells."""
+    """The kind of a line."""
 
     INTENT = "intent"
     RESULT = "result"
@@ -35,7 +35,7 @@ class AuditLine(Value, kw_only=True):
     """One line.
 
     user     the name of the login, or where the request came from without one
-    state    what was true in each half before
+    state    what was true in each side before
     digest   of the dry run that the user has confirmed
     outcome  of a result, with what was done or the error in `text`
     """

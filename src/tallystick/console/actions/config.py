@@ -1,4 +1,4 @@
-"""What actions need: settings of clients, stores with their passwords, and limits."""
+"""Configuration of actions: settings of clients, stores with their passwords, and limits."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value
 
 DEFAULT_LIMIT_MS: Final = 30_000
-"""How long a call may take, unless the client's settings say otherwise: an operator waits for it."""
+"""Limit of a call, unless the client's settings say otherwise: an operator waits for it."""
 
 # Each has its value from the id that is resolved, or from the modes.
 _PER_ID_SETTINGS: Final = frozenset({"transactional.id", "transaction.two.phase.commit.enable"})

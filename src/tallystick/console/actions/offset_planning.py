@@ -7,7 +7,7 @@ moment, however long the operator reads the page; all other targets must be the 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tallystick.console.actions.plan import ActionPlan, Guard, LookUp, PlannedHalf
+from tallystick.console.actions.plan import ActionPlan, Guard, LookUp, PlannedSide
 from tallystick.console.actions.readings import OffsetMove, ResetReading
 from tallystick.console.actions.request import (
     ResetOffsets,
@@ -29,7 +29,7 @@ def plan_reset(request: ResetOffsets, reading: ResetReading, servers: str) -> Ac
     group = reading.group
     changes = {at: move for at, move in sorted(reading.moves.items()) if move.current != move.target}
     members = () if group is None else group.members
-    kafka = PlannedHalf(
+    kafka = PlannedSide(
         name=f"Kafka, group {request.group_id}",
         now=(
             "Its coordinator does not know it."
@@ -39,7 +39,7 @@ def plan_reset(request: ResetOffsets, reading: ResetReading, servers: str) -> Ac
         ),
         effect=f"The offsets of {pluralize(len(changes), 'partition')} are replaced, as listed below.",
     )
-    databases = PlannedHalf(
+    databases = PlannedSide(
         name="Databases",
         now=("Offsets that a consumer keeps in its database are not read here.",),
         effect="Nothing changes here: such a consumer goes on where its database says.",

@@ -1,4 +1,4 @@
-"""The dry run of an action as a value: what is true in each half, what would become of it. Pure.
+"""The dry run of an action as a value: the state of each side, and the effect of the action. Pure.
 
 A plan is made of a fresh reading, is shown, and is made once more when its form comes back. Its digest covers
 what the operator has read on the page; if the two digests differ, the state has moved, and nothing is done
@@ -22,8 +22,8 @@ class Guard(Enum):
     REFUSED = "refused"
 
 
-class PlannedHalf(Value, kw_only=True):
-    """One half of the transaction.
+class PlannedSide(Value, kw_only=True):
+    """One side of the transaction.
 
     name    Kafka, the name of a store, or a Spark prefix
     now     what is true, a sentence each
@@ -62,7 +62,7 @@ class ActionPlan(Value, kw_only=True):
     title: str
     subject: str
     confirmation: str
-    halves: tuple[PlannedHalf, ...]
+    halves: tuple[PlannedSide, ...]
     consequences: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     guard: Guard = Guard.READY
@@ -89,8 +89,8 @@ def list_changes(before: ActionPlan, after: ActionPlan) -> tuple[str, ...]:
     """Return what has changed between two dry runs of an action, a sentence each; none if nothing has."""
     if before.digest == after.digest:
         return ()
-    earlier = {half.name: half for half in before.halves}
-    later = {half.name: half for half in after.halves}
+    earlier = {side.name: side for side in before.halves}
+    later = {side.name: side for side in after.halves}
     changes: list[str] = []
     for name in dict.fromkeys([*earlier, *later]):
         was = earlier[name].now if name in earlier else ()
@@ -105,5 +105,5 @@ def list_changes(before: ActionPlan, after: ActionPlan) -> tuple[str, ...]:
 
 
 def describe_state(plan: ActionPlan) -> str:
-    """Return what is true in each half in one line, for the audit log."""
-    return "; ".join(f"{half.name}: {' '.join(half.now)}" for half in plan.halves)
+    """Return the state of each side in one line, for the audit log."""
+    return "; ".join(f"{side.name}: {' '.join(side.now)}" for side in plan.halves)

@@ -4,7 +4,7 @@ What a transaction comes to is decided where the commands have it: `dualwrite.ru
 store, `spark.protocol.decide` for a decision, `admin.txn.hanging` for partitions, `admin.txn.completion` for
 a stored state. What is added here is what an operator has to be told before anything is done, and when:
 
-    action                  the other half                                        plan
+    action                  the other side                                        plan
     resolve                 recovery would commit or abort it                     ready
     resolve                 recovery would do nothing, or must not decide         refused
     resolve a prefix        all that is decided is or can be committed            ready
@@ -20,26 +20,8 @@ from typing import Final
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.admin.txn.hanging import HARM_BY_VERDICT, AbortHarm
-from tallystick.console.actions.halves import (
-    ABORTED,
-    FENCED,
-    UNCHANGED,
-    Effects,
-    describe_abort,
-    describe_halves,
-    explain_nothing_open,
-    format_loss,
-    limit_lines,
-    list_abort_harms,
-    list_commit_harms,
-    list_failures,
-    list_lost_records,
-    to_sentence,
-    warn_of_lease,
-    warn_of_row,
-)
 from tallystick.console.actions.offset_planning import plan_reset
-from tallystick.console.actions.plan import ActionPlan, Guard, LookUp, PlannedHalf, seal_plan
+from tallystick.console.actions.plan import ActionPlan, Guard, LookUp, PlannedSide, seal_plan
 from tallystick.console.actions.readings import (
     AbortReading,
     PrefixReading,
@@ -60,11 +42,29 @@ from tallystick.console.actions.request import (
     get_kind,
     get_subject,
 )
+from tallystick.console.actions.sides import (
+    ABORTED,
+    FENCED,
+    UNCHANGED,
+    Effects,
+    describe_abort,
+    describe_sides,
+    explain_nothing_open,
+    format_loss,
+    limit_lines,
+    list_abort_harms,
+    list_commit_harms,
+    list_failures,
+    list_lost_records,
+    to_sentence,
+    warn_of_lease,
+    warn_of_row,
+)
 from tallystick.console.model import commands
+from tallystick.console.model.assessment import StoreSide, TransactionViews, assess
 from tallystick.console.model.health import Limits
-from tallystick.console.model.joint import find_views
-from tallystick.console.model.judge import StoreHalf, TransactionViews, judge
 from tallystick.console.model.snapshot import Snapshot
+from tallystick.console.model.transactions import find_views
 from tallystick.console.views.texts import format_identity, pluralize
 from tallystick.dualwrite.rules.recovery import Verdict
 from tallystick.kernel.value import replace
@@ -118,7 +118,7 @@ def plan_action(request: ActionRequest, reading: Reading, servers: str) -> Actio
 
 
 def _begin_plan(
-    request: ActionRequest, title: str, halves: Sequence[PlannedHalf], servers: str, *, force: bool = False
+    request: ActionRequest, title: str, halves: Sequence[PlannedSide], servers: str, *, force: bool = False
 ) -> ActionPlan:
     return ActionPlan(
         kind=get_kind(request).value,
@@ -146,37 +146,37 @@ def _ask_for_reason(plan: ActionPlan, objections: Iterable[str]) -> ActionPlan:
 
 def _plan_resolution(request: ResolveRow, reading: TransactionReading, servers: str) -> ActionPlan:
     views = find_views(reading.snapshot, request.transactional_id)
-    half = views.store
-    verdict = None if half is None or half.store.name != request.store else half.verdict
+    side = views.store
+    verdict = None if side is None or side.store.name != request.store else side.verdict
     effects = Effects(
         kafka=UNCHANGED if verdict is None else _KAFKA_EFFECTS.get(verdict, UNCHANGED),
         store=UNCHANGED if verdict is None else _ROW_EFFECTS.get(verdict, UNCHANGED),
     )
-    plan = _begin_plan(request, "Resolve", describe_halves(views, reading, effects), servers)
-    if half is None or verdict is None:
-        return _refuse(plan, _explain_missing_row(request, reading.snapshot, half))
+    plan = _begin_plan(request, "Resolve", describe_sides(views, reading, effects), servers)
+    if side is None or verdict is None:
+        return _refuse(plan, _explain_missing_row(request, reading.snapshot, side))
     if verdict in _SPARED:
-        return _refuse(plan, f"There is nothing to finish: {half.finding.value}.")
+        return _refuse(plan, f"There is nothing to finish: {side.finding.value}.")
     if verdict not in _KAFKA_EFFECTS:
-        return _refuse(plan, judge(views, 0, servers, Limits()).reason)
+        return _refuse(plan, assess(views, 0, servers, Limits()).reason)
     is_commit = verdict is Verdict.COMMIT
     return replace(
         plan,
         consequences=() if is_commit else list_lost_records(views, reading),
-        cautions=(*warn_of_lease(half), FENCED),
+        cautions=(*warn_of_lease(side), FENCED),
         look_ups=_list_look_ups(views, servers, _STATES_AFTER[verdict]),
     )
 
 
-def _explain_missing_row(request: ResolveRow, snapshot: Snapshot, half: StoreHalf | None) -> str:
+def _explain_missing_row(request: ResolveRow, snapshot: Snapshot, side: StoreSide | None) -> str:
     store = next((each for each in snapshot.stores if each.name == request.store), None)
     if store is None:
         return f"{request.store} is no store of this console."
     if not store.status.is_complete:
         return f"{store.name} could not be read: {'; '.join(store.status.failures)}."
-    if half is None:
+    if side is None:
         return f"{store.name} has no row of {request.transactional_id}."
-    return f"The row that counts is the one in {half.store.name}."
+    return f"The row that counts is the one in {side.store.name}."
 
 
 def _plan_termination(request: ForceTerminate, reading: TransactionReading, servers: str) -> ActionPlan:
@@ -184,7 +184,7 @@ def _plan_termination(request: ForceTerminate, reading: TransactionReading, serv
     description = views.description
     effects = describe_abort(views)
     in_doubt = description is not None and description.in_doubt
-    halves = describe_halves(views, reading, effects)
+    halves = describe_sides(views, reading, effects)
     plan = _begin_plan(request, "Force-terminate", halves, servers, force=in_doubt)
     if description is None or description.state != "Ongoing":
         return _refuse(plan, explain_nothing_open(views))
@@ -210,7 +210,7 @@ def _plan_completion(request: CompleteByState, reading: TransactionReading, serv
     effects = Effects(kafka=_COMMITTED) if is_commit else describe_abort(views)
     if outlook is None or not outlook.sends_request:
         effects = Effects(kafka=UNCHANGED)
-    plan = _begin_plan(request, "Complete", describe_halves(views, reading, effects), servers)
+    plan = _begin_plan(request, "Complete", describe_sides(views, reading, effects), servers)
     if outlook is None:
         return _refuse(plan, explain_nothing_open(views))
     by_state = f"By state {request.state}" if request.state else "By the empty state"
@@ -232,12 +232,12 @@ def _plan_abort(request: AbortPartition, reading: AbortReading, servers: str) ->
     case, owner = reading.case, reading.owner
     name = f"Kafka, {request.partition}"
     if case is None:
-        half = PlannedHalf(name=name, now=(f"Not open: {reading.missing}.",), effect=UNCHANGED)
-        plan = _begin_plan(request, "Abort the transaction in", [half], servers)
+        side = PlannedSide(name=name, now=(f"Not open: {reading.missing}.",), effect=UNCHANGED)
+        plan = _begin_plan(request, "Abort the transaction in", [side], servers)
         return _refuse(plan, f"No transaction is open there from offset {request.start_offset} on.")
     harm = HARM_BY_VERDICT[case.verdict]
     transaction = case.transaction
-    half = PlannedHalf(
+    side = PlannedSide(
         name=name,
         now=(
             f"Open from offset {transaction.start_offset}, producer {format_identity(transaction.writer)}.",
@@ -250,10 +250,10 @@ def _plan_abort(request: AbortPartition, reading: AbortReading, servers: str) ->
     others = (
         []
         if views is None or owner is None
-        else describe_halves(views, owner, describe_abort(views, UNCHANGED))
+        else describe_sides(views, owner, describe_abort(views, UNCHANGED))
     )
     plan = _begin_plan(
-        request, "Abort the transaction in", [half, *others], servers, force=harm is not AbortHarm.NOTHING
+        request, "Abort the transaction in", [side, *others], servers, force=harm is not AbortHarm.NOTHING
     )
     look_up = LookUp(
         command=commands.describe_producers_command(servers, request.partition),
@@ -283,7 +283,7 @@ def _plan_prefix(request: ResolvePrefix, reading: PrefixReading, servers: str) -
     if decision is not None:
         now.append(f"It is number {decision.number}, nonce {decision.nonce}.")
     open_ids = [name for name, each in reading.outcomes.items() if each is ParticipantOutcome.OPEN]
-    kafka = PlannedHalf(
+    kafka = PlannedSide(
         name="Kafka",
         now=limit_lines(
             [
@@ -295,7 +295,7 @@ def _plan_prefix(request: ResolvePrefix, reading: PrefixReading, servers: str) -
         effect=f"Committed: {pluralize(len(open_ids), 'transaction')} of the decision. Aborted: "
         f"{len(reading.undecided_ids)} that are in no decision.",
     )
-    spark = PlannedHalf(
+    spark = PlannedSide(
         name=f"Spark, {reading.source}",
         now=tuple(now),
         effect="The prefix is claimed, which fences the query if it is alive: it stops. The decision is "

@@ -53,8 +53,7 @@ from tallystick.console.actions.request import (
     ResolveRow,
 )
 from tallystick.console.actions.results import describe_exception
-from tallystick.console.collect.decision_reader import DecisionReader
-from tallystick.console.collect.prefixes import join_prefixes
+from tallystick.console.collect.decision_reader import DecisionReader, join_prefixes
 from tallystick.console.collect.store_reader import NotRead, StoreAddress, StoreReader
 from tallystick.console.collect.store_thread import StillBusy, StoreThread
 from tallystick.console.model.snapshot import (

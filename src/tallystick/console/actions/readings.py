@@ -1,4 +1,4 @@
-"""What is read freshly for the dry run of an action, as values. Pure."""
+"""Readings for the dry run of an action, as values. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -15,7 +15,7 @@ from tallystick.spark.protocol.transactional_ids import format_coordinator_id, p
 
 
 class CannotRead(TallystickError):
-    """What is true now could not be read, so that nothing can be planned."""
+    """The present state could not be read, so that nothing can be planned."""
 
 
 class TransactionReading(Value, kw_only=True):
@@ -35,7 +35,7 @@ class TransactionReading(Value, kw_only=True):
 
 
 class CompletionOutlook(Value, kw_only=True):
-    """What `admin.txn.completion` makes of a stored state.
+    """The outcome that `admin.txn.completion` derives from a stored state.
 
     outcome        its word, such as `commit`
     text           its sentence
@@ -48,7 +48,7 @@ class CompletionOutlook(Value, kw_only=True):
 
 
 class AbortReading(Value, kw_only=True):
-    """What an ABORT marker would end.
+    """The transaction that an ABORT marker would end.
 
     case     None if that transaction is not open there
     missing  why not
@@ -65,7 +65,7 @@ class AbortReading(Value, kw_only=True):
 
 
 class PrefixReading(Value, kw_only=True):
-    """What a Spark query left.
+    """Transactions that a Spark query left open.
 
     source         the topic or the store of its decisions
     outcomes       of the last decision's transactions, unless all are known to be committed

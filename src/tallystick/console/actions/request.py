@@ -1,10 +1,10 @@
-"""What an operator may do from a page: one value for each action, as a URL and as a command line. Pure.
+"""The actions of an operator: one value for each, as a URL and as a command line. Pure.
 
     ResolveRow       commit or abort a transaction, as the row of its database says
     ResolvePrefix    finish what a Spark query left, as its last decision says
     AbortPartition   write an ABORT marker for one transaction in one partition (KIP-664)
     ForceTerminate   abort the open transaction of an id and fence its producer (KIP-939)
-    CompleteByState  commit or abort a prepared transaction by the state that its other half stored (KIP-939)
+    CompleteByState  commit or abort a prepared transaction by the state that its other side stored (KIP-939)
     ResetOffsets     move the committed offsets of a group without members
 
 The console decides nowhere a second time which action a transaction needs: its verdict names a command line,
@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 
 from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.console.model import commands
-from tallystick.console.model.visible import show, split_words
+from tallystick.console.model.escaped import show, split_words
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
 from tallystick.kernel.value import Value
@@ -84,7 +84,7 @@ class CompleteByState(Value, kw_only=True):
 
 
 class ResetTarget(Enum):
-    """Where offsets go; the value is the option of the command without its dashes."""
+    """The target of a reset; the value is the option of the command without its dashes."""
 
     EARLIEST = "to-earliest"
     LATEST = "to-latest"
@@ -331,14 +331,9 @@ def format_action_command(request: ActionRequest, servers: str, *, force: bool =
     return f"{line} --force" if force else line
 
 
-def find_reset(group_id: str) -> ActionAddress:
-    """Return the address where the new offsets of a group are chosen."""
-    return ActionAddress(kind=ActionKind.RESET_OFFSETS, subject=group_id)
-
-
 def find_reset_url(group_id: str) -> str:
     """Return the URL where the new offsets of a group are chosen."""
-    return format_address(find_reset(group_id))
+    return format_address(ActionAddress(kind=ActionKind.RESET_OFFSETS, subject=group_id))
 
 
 def find_action_url(command: str) -> str:

@@ -37,7 +37,7 @@ _REFUSALS: Final = (
 
 
 class ActionOutcome(Enum):
-    """What became of an action; the value is the word that pages show."""
+    """The outcome of an action; the value is the word that pages show."""
 
     DONE = "done"
     REFUSED = "refused"

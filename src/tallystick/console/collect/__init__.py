@@ -2,13 +2,12 @@
 
     config              what to read, how often, for how long
     collector           runs the readings, keeps what failed, publishes snapshots
-    publisher           the newest snapshot, and those who wait for the next
     cluster_reader      brokers, features, topics and offsets         transaction_reader  open transactions
     store_reader        rows of one store, in a thread of its own     store_thread
-    sql_rows            SQL, Django's tables and decisions beside     rocksdb_rows, zookeeper_rows, lake_rows
+    sql_rows            SQL, Django's tables, and decisions           rocksdb_rows, zookeeper_rows, lake_rows
     decision_reader     decision topics                               group_reader        groups and their lag
     record_counter      fetches batches in order to count records
-    pacing, named_ids, prefixes, failures, lag_counts                 pure rules
+    failures, lag_counts                                              pure rules
 
 It imports no broker, no command line, and nothing of PySpark.
 """

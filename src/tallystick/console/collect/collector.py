@@ -17,24 +17,21 @@ from typing import Any, Final, Self
 from tallystick.admin.aio import Admin
 from tallystick.client.net.cluster import Cluster
 from tallystick.console.collect.cluster_reader import ClusterReader
-from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.collect.decision_reader import DecisionReader
-from tallystick.console.collect.failures import describe_failure
-from tallystick.console.collect.group_reader import GroupReader
-from tallystick.console.collect.named_ids import list_named_ids
-from tallystick.console.collect.pacing import (
+from tallystick.console.collect.config import (
     AWAY_INTERVAL_MS_MAX,
     AWAY_REST_MS_MAX,
     PARTIAL_REST_MS_MAX,
+    CollectorConfig,
     Pace,
     compute_interval_ms,
     compute_patience_ms,
 )
-from tallystick.console.collect.prefixes import join_prefixes
-from tallystick.console.collect.publisher import Publisher
+from tallystick.console.collect.decision_reader import DecisionReader, join_prefixes
+from tallystick.console.collect.failures import describe_failure
+from tallystick.console.collect.group_reader import GroupReader
 from tallystick.console.collect.record_counter import RecordCounter
 from tallystick.console.collect.store_reader import StoreReader
-from tallystick.console.collect.transaction_reader import TransactionReader
+from tallystick.console.collect.transaction_reader import TransactionReader, list_named_ids
 from tallystick.console.model.snapshot import PartStatus, Snapshot, StoreFacts
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import TallystickError
@@ -375,7 +372,7 @@ class Collector:
 
 
 def _join_pipelines(draft: Snapshot) -> Snapshot:
-    """Return the snapshot with the decisions of stores beside those of topics, which the draft has alone."""
+    """Return the snapshot with the decisions of stores added to those of its topics."""
     prefixes = join_prefixes(draft.pipelines.prefixes, draft.stores)
     return replace(draft, pipelines=replace(draft.pipelines, prefixes=prefixes))
 
@@ -387,3 +384,42 @@ def _find_store(index: int, snapshot: Snapshot) -> StoreFacts:
 def _place_store(index: int, snapshot: Snapshot, facts: StoreFacts) -> Snapshot:
     stores = (*snapshot.stores[:index], facts, *snapshot.stores[index + 1 :])
     return replace(snapshot, stores=stores)
+
+
+class Publisher:
+    """Hands snapshots to any number of followers. Belongs to one event loop.
+
+    A snapshot replaces the one before. A follower that is slow misses those in between, and neither it nor
+    one that has stopped reading keeps the others waiting.
+    """
+
+    def __init__(self, snapshot: Snapshot | None = None) -> None:
+        """Begin with a snapshot that no follower is given, because nothing in it has been read."""
+        self.snapshot = snapshot or Snapshot()
+        self._is_closed = False
+        self._changed = asyncio.Event()
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Replace the snapshot and wake the followers."""
+        self.snapshot = snapshot
+        self._wake()
+
+    def close(self) -> None:
+        """End every `follow`."""
+        self._is_closed = True
+        self._wake()
+
+    async def follow(self) -> AsyncIterator[Snapshot]:
+        """Yield the present snapshot, once there is one, and then the newest as often as it changes."""
+        seen = 0
+        while not self._is_closed:
+            snapshot, changed = self.snapshot, self._changed
+            if snapshot.number > seen:
+                seen = snapshot.number
+                yield snapshot
+            else:
+                await changed.wait()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -1,14 +1,15 @@
 """Reads the last decisions of all prefixes: each topic's partition once, and then what is added to it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tallystick.admin.admin_call import AdminCall
 from tallystick.client.errors import ClientError, UnknownTopic, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.console.collect.failures import describe_failure, limit_sentences
-from tallystick.console.model.snapshot import PartStatus, PipelineFacts, PrefixFacts
+from tallystick.console.model.snapshot import PartStatus, PipelineFacts, PrefixFacts, StoreFacts
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import replace
 from tallystick.protocol.records import RecordsError
 from tallystick.spark.decisions.topic_reader import DecisionTopicReader
 from tallystick.spark.protocol.decision_fold import DecisionLogFold
@@ -52,11 +53,11 @@ class _DecisionTopic:
         )
         self._topic_id: object = None
 
-    async def read(self, asker: AdminCall) -> None:
+    async def read(self, call: AdminCall) -> None:
         """Read to the end; nothing where no query has made the topic yet."""
         cluster = self._cluster
         image = await cluster.run_with_retries(
-            "Metadata", self.name, lambda: cluster.refresh((self.name,)), asker.deadline
+            "Metadata", self.name, lambda: cluster.refresh((self.name,)), call.deadline
         )
         topic = image.topics.get(self.name)
         if topic is None or topic.id != self._topic_id:  # KIP-516: another topic of the same name
@@ -68,7 +69,7 @@ class _DecisionTopic:
             if not isinstance(failure, UnknownTopic):
                 raise failure
             return
-        await self._reader.read_to_end(asker)
+        await self._reader.read_to_end(call)
 
     def list_prefixes(self, failures: list[str]) -> list[PrefixFacts]:
         """Return the state of each prefix; those that cannot be decoded join the failures."""
@@ -91,3 +92,27 @@ class _DecisionTopic:
                 )
             )
         return facts
+
+
+def join_prefixes(
+    topic_prefixes: Iterable[PrefixFacts], stores: Iterable[StoreFacts]
+) -> tuple[PrefixFacts, ...]:
+    """Join the decisions of topics and of databases, of which the cluster has a note each."""
+    topic_prefixes = tuple(topic_prefixes)
+    in_stores = [each for store in stores for each in store.prefixes]
+    names_in_stores = {each.prefix for each in in_stores}
+    notes = {each.prefix: each for each in topic_prefixes if each.decision is None}
+    decided = [
+        each for each in topic_prefixes if each.decision is not None or each.prefix not in names_in_stores
+    ]
+    noted = [_add_note(each, notes.get(each.prefix)) for each in in_stores]
+    return tuple(sorted([*decided, *noted], key=lambda each: (each.prefix, each.source)))
+
+
+def _add_note(stored: PrefixFacts, noted: PrefixFacts | None) -> PrefixFacts:
+    """Add what the cluster has noted of a decision; a lake table keeps nowhere else that it is completed."""
+    if noted is None:
+        return stored
+    nonce = None if stored.decision is None else stored.decision.nonce
+    is_complete = stored.is_complete or (nonce is not None and nonce == noted.completed_nonce)
+    return replace(stored, note=noted.note, is_complete=is_complete)

@@ -6,10 +6,18 @@ follower skips states, and can hold up neither the collector nor another followe
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Protocol
 
 from tallystick.console.model.snapshot import Snapshot
 from tallystick.console.model.state import ConsoleState, advance
 from tallystick.kernel.value import replace
+
+
+class SnapshotFollower(Protocol):
+    """A source of snapshots, such as a `Collector`."""
+
+    def follow(self) -> AsyncIterator[Snapshot]:
+        """Yield snapshots as they are made, from the newest on."""
 
 
 class StateFeed:

@@ -1,4 +1,4 @@
-"""How many records a group will be given: counts between offsets of one partition. Pure.
+"""Counts of the records that a group will receive between offsets of one partition. Pure.
 
 The distance of two offsets is no number of records: markers, records of aborted transactions and what
 compaction has removed lie in between. Below the last stable offset the outcome of every record is known and

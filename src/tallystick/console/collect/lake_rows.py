@@ -1,4 +1,4 @@
-"""What a lake table says: rows of dual writes, and decisions of Spark's queries. Nothing is kept open.
+"""Reads a lake table: rows of dual writes, and decisions of Spark's queries. Nothing is kept open.
 
 Each of them is the last commit of its key. Those commits are among the commits of other writers, so keys are
 looked for only when the table has a new version.

@@ -1,4 +1,4 @@
-"""Rows of an SQL store, Django's among them, and decisions of Spark's queries beside them.
+"""Rows of an SQL store, Django's among them, and decisions of Spark's queries.
 
 Read on one connection that may change nothing, with a limit to each statement.
 """

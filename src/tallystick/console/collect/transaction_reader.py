@@ -1,17 +1,18 @@
 """Reads the open transactions, and describes the ids that stores and decisions name.
 
 A named id that is not open is described again as soon as it has been open since, or its row has changed: an
-older description beside a newer row would look like a database and a cluster that contradict each other.
+older description with a newer row would look like a database and a cluster that contradict each other.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from tallystick.admin.aio import Admin
+from tallystick.admin.model import TransactionDescription
 from tallystick.client.errors import ClientError, IdExpired
 from tallystick.console.collect.failures import describe_failure, describe_failures, limit_sentences
-from tallystick.console.collect.named_ids import DescribedId, choose_ids, is_current
-from tallystick.console.model.snapshot import PartStatus, TransactionFacts
+from tallystick.console.model.snapshot import PartStatus, PrefixFacts, StoreFacts, TransactionFacts
 from tallystick.kernel.clock import Clock
+from tallystick.kernel.value import Value
 
 
 class TransactionReader:
@@ -42,7 +43,7 @@ class TransactionReader:
 
     @property
     def facts(self) -> TransactionFacts:
-        """What was read last: the open transactions together with the other ids."""
+        """The last reading: the open transactions together with the other ids."""
         opened, named = self._opened, self._list_named()
         others = {
             name: each
@@ -61,7 +62,7 @@ class TransactionReader:
         )
 
     async def read_open(self) -> TransactionFacts:
-        """Read and judge every open transaction, and describe named ids that have just ended."""
+        """Read and assess every open transaction, and describe named ids that have just ended."""
         report = await self._admin.describe_open_transactions(limit_ms=self._hanging_limit_ms)
         failures = describe_failures(report.failures)
         if not report.complete and not failures:
@@ -111,3 +112,63 @@ class TransactionReader:
             if failure is not None and not isinstance(failure, IdExpired):
                 refused[name] = failure
         self._named_failures = describe_failures(refused)
+
+
+class DescribedId(Value, kw_only=True):
+    """A named id as it was described last.
+
+    evidence     what named it then
+    description  None if no coordinator knows the id, or if it may not be described
+    is_known     False if its coordinator does not know it
+    """
+
+    evidence: object
+    description: TransactionDescription | None
+    is_known: bool
+    at_ms: int
+
+
+def list_named_ids(stores: Iterable[StoreFacts], prefixes: Iterable[PrefixFacts]) -> Mapping[str, object]:
+    """Return the ids whose transactions may have to be finished, each with what names it.
+
+    Settled rows come last: nothing of them is expected, but a database that was restored to an older state
+    has a row that is settled and behind the cluster.
+    """
+    named: dict[str, object] = {}
+    rows = [(name, row) for store in stores for name, row in store.rows.items() if row.state]
+    for name, row in sorted(rows, key=lambda each: each[1].settled):
+        named[name] = (row.state, row.completing)
+    for each in prefixes:
+        if each.decision is not None and not each.is_complete:
+            for participant in each.decision.participants:
+                named[participant.transactional_id] = each.decision.nonce
+    return named
+
+
+def choose_ids(
+    named: Mapping[str, object],
+    open_ids: Collection[str],
+    described: Mapping[str, DescribedId],
+    *,
+    count_max: int,
+    only_changed: bool,
+) -> tuple[str, ...]:
+    """Choose the ids to describe now; those in an open state are described with the open transactions.
+
+    Args:
+        only_changed: only ids that were not described since what names them changed.
+    """
+
+    def rank(name: str) -> tuple[bool, int]:
+        last = described.get(name)
+        return is_current(named, name, last), 0 if last is None else last.at_ms
+
+    wanted = (name for name in named if name not in open_ids)
+    if only_changed:
+        wanted = (name for name in wanted if not is_current(named, name, described.get(name)))
+    return tuple(sorted(wanted, key=rank)[:count_max])
+
+
+def is_current(named: Mapping[str, object], name: str, last: DescribedId | None) -> bool:
+    """Return whether an id was described since what names it changed."""
+    return last is not None and last.evidence == named.get(name)

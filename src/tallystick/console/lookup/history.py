@@ -17,7 +17,7 @@ TRANSITIONS_MAX: Final = 32_768
 
 
 class HistorySource(Enum):
-    """Where a history is from; the value is what a page says of it."""
+    """The source of a history; the value is the sentence of a page."""
 
     BROKER = "Kept by the broker in its memory: the last transitions of this id."
     LOG = "From the cluster's transaction log, which names no clients."
@@ -25,7 +25,7 @@ class HistorySource(Enum):
 
 
 class IdHistory(Value, kw_only=True):
-    """What has happened to one transactional id.
+    """The history of one transactional id.
 
     transitions   oldest first
     is_described  its coordinator knows the id

@@ -1,4 +1,4 @@
-"""Answers what single pages ask of a cluster beside the newest snapshot."""
+"""Reads from a cluster for single pages, in addition to the newest snapshot."""
 
 import asyncio
 from types import TracebackType
@@ -11,8 +11,7 @@ from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.lookup.history import IdHistory
 from tallystick.console.lookup.history_reader import HistoryReader
 from tallystick.console.lookup.record_browser import RecordBrowser
-from tallystick.console.lookup.record_page import RecordPage
-from tallystick.console.lookup.record_query import RecordQuery
+from tallystick.console.lookup.record_page import RecordPage, RecordQuery
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.ids import TopicPartition
 

@@ -14,13 +14,14 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.console.collect.failures import describe_failure
 from tallystick.console.lookup.recent import RecentAnswers, TooManyQuestions
 from tallystick.console.lookup.record_page import (
+    RECORDS_MAX,
     BrowsedRecord,
     RecordPage,
+    RecordQuery,
     cut_to_batches,
     read_stable,
     read_unstable,
 )
-from tallystick.console.lookup.record_query import RECORDS_MAX, RecordQuery
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import KIB, MIB

@@ -3,7 +3,9 @@
 A store is named by its URL without the password, as pages name it: its user adds the password.
 """
 
-from tallystick.console.model.visible import quote_words
+from collections.abc import Iterable
+
+from tallystick.console.model.escaped import quote_words
 from tallystick.kernel.ids import TopicPartition
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
@@ -116,3 +118,9 @@ def retention_command(bootstrap_servers: str, topic: str) -> str:
 
 def doctor_command(bootstrap_servers: str) -> str:
     return quote_words(["tallystick", "doctor", "--bootstrap-server", bootstrap_servers])
+
+
+def console_command(bootstrap_servers: str, stores: Iterable[str]) -> str:
+    """Return the command that starts the console in a browser."""
+    words = ["tallystick", "console", "--bootstrap-server", bootstrap_servers]
+    return quote_words([*words, *(word for store in stores for word in ("--store", store))])

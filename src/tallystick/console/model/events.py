@@ -1,4 +1,4 @@
-"""What has changed from one snapshot to the next, as events in a bounded log. Pure.
+"""Changes from one snapshot to the next, as events in a bounded log. Pure.
 
 A reading that missed something is not compared: what a broker that is down would have listed has not ended.
 So each part is compared with the last whole reading of it, whatever snapshots came in between.
@@ -37,7 +37,7 @@ busy cluster fewer are told one by one, so that the log still reaches back to wh
 
 
 class EventKind(Enum):
-    """What happened; the value is the word that pages show."""
+    """The kind of an event; the value is the word that pages show."""
 
     BEGUN = "begun"
     DECIDED = "decided"

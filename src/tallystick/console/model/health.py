@@ -1,4 +1,4 @@
-"""Words for what a transaction's views come to, and the times that the judgement uses. Pure."""
+"""Words for the health of a transaction, and the limits of its assessment. Pure."""
 
 from enum import Enum
 from typing import Final
@@ -9,7 +9,7 @@ from tallystick.kernel.value import Value
 class Health(Enum):
     """Whether an operator has to act; the value is the word that pages show. Worst first."""
 
-    BROKEN = "broken"  # the halves differ, or neither commit nor abort would be right
+    BROKEN = "broken"  # the two sides differ, or neither commit nor abort would be right
     REFUSING = "refusing"  # a broker or a database takes no writes: nothing can be ended before it does
     HANGING = "hanging"  # no coordinator will ever end it
     ORPHAN = "orphan"  # in doubt, and nothing that is read here knows who decides it
@@ -44,8 +44,8 @@ class Limits(Value, kw_only=True):
     limit_ms: int = 15 * 60_000
 
 
-class Judgement(Value):
-    """What a transaction's views come to: a word, a sentence, and the command to run, if any."""
+class Assessment(Value):
+    """The assessment of a transaction: a word, a sentence, and the command to run, if any."""
 
     health: Health
     reason: str

@@ -1,4 +1,4 @@
-"""What the collector has seen, as values. Pure.
+"""Readings of the collector, as values. Pure.
 
 A snapshot is never changed: the collector replaces it by the next one, and every page, stream and scrape
 that is answered meanwhile reads the same one. Each part carries the time at which it was read, because the
@@ -34,7 +34,7 @@ NEVER_MS = 0
 
 
 class PartStatus(Value, kw_only=True):
-    """When a part was read, how long that took, and what failed.
+    """Times and failures of the reading of a part.
 
     read_ms   when the reading began that the part is from; NEVER_MS before the first one
     tried_ms  when the last attempt began; later than `read_ms` if it failed, and the part is an older one
@@ -107,7 +107,7 @@ class TransactionFacts(Value, kw_only=True):
                   or a decision names
     unknown_ids   ids that were asked for and that no coordinator knows; any other id that is missing in
                   `descriptions` could not be described
-    cases         what leaders of partitions say, judged: one for each open transaction in each partition
+    cases         views of partition leaders, assessed: one for each open transaction in each partition
     id_count      number of transactional ids that the coordinators know, in any state
     """
 

@@ -5,8 +5,8 @@ from typing import Final
 
 from tallystick.console.model.events import Change, EventKind, EventLog
 from tallystick.console.model.health import Health, Limits
-from tallystick.console.model.joint import JointTransaction, join_views
 from tallystick.console.model.snapshot import Snapshot
+from tallystick.console.model.transactions import AssessedTransaction, join_views
 from tallystick.kernel.value import Value
 
 
@@ -14,7 +14,7 @@ class ConsoleState(Value, kw_only=True):
     """A snapshot and its transactions joined. Never changed: `advance` returns the next one."""
 
     snapshot: Snapshot = Snapshot()
-    joint: tuple[JointTransaction, ...] = ()
+    transactions: tuple[AssessedTransaction, ...] = ()
     limits: Limits = Limits()
     events: EventLog = EventLog()
 
@@ -26,10 +26,10 @@ class ConsoleState(Value, kw_only=True):
 
 def advance(state: ConsoleState, snapshot: Snapshot) -> ConsoleState:
     """Return the state after the next snapshot."""
-    earlier = None if state.is_first else state.joint
-    joint = join_views(snapshot, state.limits, earlier)
-    events = state.events.advance(snapshot, find_health_changes(earlier, joint))
-    return ConsoleState(snapshot=snapshot, joint=joint, limits=state.limits, events=events)
+    earlier = None if state.is_first else state.transactions
+    transactions = join_views(snapshot, state.limits, earlier)
+    events = state.events.advance(snapshot, find_health_changes(earlier, transactions))
+    return ConsoleState(snapshot=snapshot, transactions=transactions, limits=state.limits, events=events)
 
 
 _WELL: Final = frozenset({Health.OK, Health.UNSETTLED})
@@ -37,7 +37,7 @@ _TOLD_OTHERWISE: Final = frozenset({*_WELL, Health.HANGING})
 
 
 def find_health_changes(
-    before: Sequence[JointTransaction] | None, after: Sequence[JointTransaction]
+    before: Sequence[AssessedTransaction] | None, after: Sequence[AssessedTransaction]
 ) -> Iterator[Change]:
     """Yield which transactions are not well any more, or in another way, and which are well again.
 
@@ -51,11 +51,11 @@ def find_health_changes(
             continue
         name = each.key
         if present not in _TOLD_OTHERWISE:
-            yield EventKind.HEALTH, name, f"{name} is {present.value}: {each.judgement.reason}"
+            yield EventKind.HEALTH, name, f"{name} is {present.value}: {each.assessment.reason}"
         elif present is Health.OK and former not in _WELL:
-            yield EventKind.HEALTH, name, f"{name} was {former.value} and is ok: {each.judgement.reason}"
+            yield EventKind.HEALTH, name, f"{name} was {former.value} and is ok: {each.assessment.reason}"
 
 
-def _identify(each: JointTransaction) -> tuple[object, ...]:
+def _identify(each: AssessedTransaction) -> tuple[object, ...]:
     """Return what a transaction keeps for as long as it is open."""
     return each.transactional_id or each.views.writer, each.views.started_ms, each.views.is_stranger

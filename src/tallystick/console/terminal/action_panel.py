@@ -1,10 +1,10 @@
-"""Carries the actions of the terminal to the desk that those of the browser's pages go to."""
+"""Carries the actions of the terminal to the service that the browser's pages use, too."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from tallystick.console.actions.desk import DryRun
+from tallystick.console.actions.pending import Submission
 from tallystick.console.actions.plan import ActionPlan
 from tallystick.console.actions.readings import CannotRead
 from tallystick.console.actions.request import ActionAddress, ActionRequest
@@ -13,15 +13,15 @@ from tallystick.console.actions.results import (
     describe_exception,
     report_unknown,
 )
-from tallystick.console.actions.tickets import Submission
+from tallystick.console.actions.service import DryRun
 from tallystick.console.terminal.action_stage import ActionStage, begin_stage, build_submission
 from tallystick.console.terminal.prompts import Prompt, PromptKind, ask_to_confirm, is_confirmed
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.value import replace
 
 
-class Desk(Protocol):
-    """Makes dry runs and carries actions out; `console.actions.desk.ActionDesk` does."""
+class Actions(Protocol):
+    """Makes dry runs and carries actions out, as an `ActionService` does."""
 
     async def plan(self, request: ActionRequest) -> DryRun:
         """Make a dry run of what is true now. Raises: CannotRead."""
@@ -31,26 +31,33 @@ class Desk(Protocol):
 
 
 class ActionPanel:
-    """Has the one action that is shown. Used on the application's loop.
+    """Holds the one action that is shown. Used on the application's loop.
 
     What was confirmed goes on whatever page is shown, and also when the application ends: `wait` for it.
     """
 
-    def __init__(self, desk: Desk | None, user: str, clock: Clock, on_change: Callable[[], None]) -> None:
-        """Without a desk, nothing can be changed.
+    def __init__(
+        self, actions: Actions | None, user: str, clock: Clock, on_change: Callable[[], None]
+    ) -> None:
+        """Without a service, nothing can be changed.
 
         Args:
             user: the name in the audit log.
             on_change: called when the stage is another one.
         """
-        self._desk, self._user, self._clock, self._on_change = desk, user, clock, on_change
+        self._actions, self._user, self._clock, self._on_change = (
+            actions,
+            user,
+            clock,
+            on_change,
+        )
         self.stage: ActionStage | None = None
         self._task: asyncio.Task[None] | None = None
         self._reason, self._is_seen = "", True
 
     @property
     def is_allowed(self) -> bool:
-        return self._desk is not None
+        return self._actions is not None
 
     @property
     def is_running(self) -> bool:
@@ -63,7 +70,7 @@ class ActionPanel:
 
     @property
     def notice(self) -> str:
-        """What is said of the action on other pages; empty where nothing has to be."""
+        """The note on other pages about the action; empty if there is none."""
         stage = self.stage
         if stage is None or not self.is_held:
             return ""
@@ -77,7 +84,7 @@ class ActionPanel:
 
     def begin(self, address: ActionAddress) -> bool:
         """Begin with an action, unless one is held; return whether its dry run is due."""
-        if self.is_held or self._desk is None:
+        if self.is_held or self._actions is None:
             return False
         self.stage = begin_stage(address)
         self._reason = ""
@@ -85,11 +92,11 @@ class ActionPanel:
 
     async def plan(self) -> None:
         """Make the dry run that is due. One that another action has replaced meanwhile is dropped."""
-        stage, desk = self.stage, self._desk
-        if stage is None or stage.request is None or desk is None:
+        stage, actions = self.stage, self._actions
+        if stage is None or stage.request is None or actions is None:
             return
         try:
-            dry_run = await desk.plan(stage.request)
+            dry_run = await actions.plan(stage.request)
         except CannotRead as exc:
             planned = replace(stage, problem=f"What is true now could not be read: {exc}.")
         else:
@@ -114,17 +121,19 @@ class ActionPanel:
         return None
 
     def _send(self, stage: ActionStage, plan: ActionPlan) -> None:
-        if self._desk is None:
+        if self._actions is None:
             return
         submission = build_submission(stage, plan, self._reason, self._user)
         self._is_seen = False
         self.stage = replace(stage, is_running=True)
-        self._task = asyncio.create_task(self._run(self._desk, self.stage, plan, submission))
+        self._task = asyncio.create_task(self._run(self._actions, self.stage, plan, submission))
         self._on_change()
 
-    async def _run(self, desk: Desk, stage: ActionStage, plan: ActionPlan, submission: Submission) -> None:
+    async def _run(
+        self, actions: Actions, stage: ActionStage, plan: ActionPlan, submission: Submission
+    ) -> None:
         try:
-            result = await desk.run(submission)
+            result = await actions.run(submission)
         except Exception as exc:  # whatever it is: nothing tells whether the action took effect [ACT-3]
             result = report_unknown(describe_exception(exc), plan)
         self.stage = replace(stage, is_running=False, result=result)

@@ -2,21 +2,21 @@
 
 from collections.abc import Iterator
 
+from tallystick.console.actions.pending import Submission
 from tallystick.console.actions.plan import ActionPlan, Guard
 from tallystick.console.actions.request import ActionAddress, ActionRequest, BadAction, build_request
 from tallystick.console.actions.results import ActionResult, describe_result
-from tallystick.console.actions.tickets import Submission
-from tallystick.console.model.visible import Visible, show
+from tallystick.console.model.escaped import EscapedText, show
 from tallystick.console.terminal.lines import COMMAND_MAX
 from tallystick.kernel.value import Value
 
 
 class ActionStage(Value, kw_only=True):
-    """How far an action has come.
+    """The stage of an action.
 
     request     None while something has to be chosen, or where the address names no action
     plan        the dry run; None until it is made, or where nothing could be read
-    token       what the desk gave for it
+    token       given for it by the service
     planned_ms  when the dry run was made
     problem     why there is no plan
     is_running  it was confirmed, and has no result yet
@@ -33,7 +33,7 @@ class ActionStage(Value, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What it is called in a sentence."""
+        """Its name in a sentence."""
         return f"{self.address.kind.value.replace('-', ' ').capitalize()} {self.address.subject}"
 
     @property
@@ -52,7 +52,7 @@ def begin_stage(address: ActionAddress) -> ActionStage:
 
 
 def build_submission(stage: ActionStage, plan: ActionPlan, reason: str, user: str) -> Submission:
-    """Return what the desk takes: its id was typed as the page shows it."""
+    """Return the form of a confirmed dry run: its id was typed as the page shows it."""
     return Submission(
         kind=stage.address.kind.value,
         subject=stage.address.subject,
@@ -64,7 +64,7 @@ def build_submission(stage: ActionStage, plan: ActionPlan, reason: str, user: st
     )
 
 
-def list_outcome(stage: ActionStage) -> Iterator[Visible]:
+def list_outcome(stage: ActionStage) -> Iterator[EscapedText]:
     """Yield what became of an action, for an operator who has left the screen before it was shown there."""
     result = stage.result
     if result is None:

@@ -1,4 +1,4 @@
-"""How the cursor moves over a page, and how it keeps its place when the page changes. Pure.
+"""Moves of the cursor over a page; it keeps its line when the page changes. Pure.
 
 The cursor stands on lines that have an anchor. Between two of them may be more text than the screen holds:
 then the page moves line by line, and the cursor follows as soon as the next anchor is to be seen.
@@ -9,7 +9,7 @@ from tallystick.kernel.value import Value, replace
 
 
 class View(Value, kw_only=True):
-    """What of a page is on the screen: lines from `top` on. `cursor` is None where no line has an anchor."""
+    """The part of a page on the screen: lines from `top` on. `cursor` is None where no line has an anchor."""
 
     top: int = 0
     cursor: int | None = None

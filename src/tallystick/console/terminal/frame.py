@@ -1,15 +1,15 @@
-"""What surrounds each page: health, age and menu above it, reason and keys below it. Pure."""
+"""The lines around each page: health, age and menu above it, reason and keys below it. Pure."""
 
 from typing import Final
 
 from rich.cells import cell_len
 
 from tallystick.console.actions.request import find_action
+from tallystick.console.model.escaped import clip, join_visible, shorten, show, wrap
 from tallystick.console.model.snapshot import NEVER_MS
 from tallystick.console.model.state import ConsoleState
-from tallystick.console.model.visible import clip, join_visible, shorten, show, wrap
 from tallystick.console.terminal.lines import COMMAND_MAX, Anchor, Line, Span, TextRole, badge, say
-from tallystick.console.terminal.places import MENU, Place, list_keys
+from tallystick.console.terminal.routes import MENU, Route, list_keys
 from tallystick.console.views.page import PageInfo
 from tallystick.console.views.texts import format_duration
 from tallystick.kernel.value import Value
@@ -19,14 +19,14 @@ DETAIL_LINES: Final = 2
 
 
 class Frame(Value, kw_only=True):
-    """What the lines around a page show.
+    """Content of the lines around a page.
 
     note            stands in place of the reason until the next key
     allows_actions  `a` makes a dry run of what the command under the cursor does
     """
 
     health: str
-    place: Place
+    route: Route
     info: PageInfo
     built_ms: int
     away: str = ""
@@ -60,7 +60,7 @@ def head_lines(frame: Frame, now_ms: int, position: str, width: int) -> tuple[Li
     title, role = (f"! {frame.away}", TextRole.BAD) if frame.away else (frame.info.title, TextRole.HEADING)
     return (
         first,
-        _menu_line(frame.place),
+        _menu_line(frame.route),
         _spread(Span(show(title), role), say(position, TextRole.QUIET), width),
     )
 
@@ -81,10 +81,10 @@ def describe_age(frame: Frame, now_ms: int) -> str:
     return f"read {format_duration(frame.info.age_ms + max(0, now_ms - frame.built_ms))} ago"
 
 
-def _menu_line(place: Place) -> Line:
+def _menu_line(route: Route) -> Line:
     spans: list[Span] = []
     for number, section in enumerate(MENU, 1):
-        is_here = section is place.menu_section
+        is_here = section is route.section
         text = f"[{number} {section.value}]" if is_here else f" {number} {section.value} "
         spans.append(say(text, TextRole.STRONG if is_here else TextRole.QUIET))
     return Line(tuple(spans))
@@ -109,15 +109,15 @@ def detail_lines(frame: Frame, anchor: Anchor | None, width: int) -> tuple[Line,
 
 def _has_action(frame: Frame, anchor: Anchor) -> bool:
     """Return whether `a` leads anywhere; on the page of an action it does not."""
-    is_possible = frame.allows_actions and frame.place.action is None
-    return is_possible and (anchor.action is not None or find_action(anchor.command) is not None)
+    is_possible = frame.allows_actions and frame.route.action is None
+    return is_possible and find_action(anchor.command) is not None
 
 
-def key_line(place: Place, width: int) -> Line:
+def key_line(route: Route, width: int) -> Line:
     """Return the keys that do something here, as many as there is room for."""
     spans: list[Span] = []
     room = width + 2  # the last one needs no blanks behind it
-    for key, does in list_keys(place):
+    for key, does in list_keys(route):
         texts = (say(key, TextRole.STRONG), say(f" {does}  ", TextRole.QUIET))
         size = sum(cell_len(span.text) for span in texts)
         if size > room:

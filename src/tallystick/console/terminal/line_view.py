@@ -1,6 +1,6 @@
 """Widgets that show lines: the only way by which text of others reaches the terminal.
 
-They take `Line`s, whose text is `Visible`, and make strips of cells of them. No markup is read and no
+They take `Line`s, whose text is `EscapedText`, and make strips of cells of them. No markup is read and no
 renderable of Textual or Rich is made of a text, so brackets in an id are brackets.
 """
 
@@ -14,10 +14,13 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
+from textual.widgets import Input
 
+from tallystick.console.model.escaped import show
 from tallystick.console.terminal import cursor as cursors
 from tallystick.console.terminal.cursor import View
 from tallystick.console.terminal.lines import MARGIN, Anchor, Line, PageLines, TextRole
+from tallystick.console.terminal.prompts import LENGTH_MAX, Prompt
 
 # The sixteen colours of the terminal itself, so that they suit its background, light or dark.
 STYLES: Final[Mapping[TextRole, Style]] = {
@@ -61,7 +64,7 @@ class LineView(Widget):
 
 
 class PageView(Widget, can_focus=True):
-    """The lines of a page with the cursor. The cursor is marked by `>` beside its colours."""
+    """The lines of a page with the cursor. The cursor is marked by `>` as well as by colours."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move('down')", show=False),
@@ -90,7 +93,7 @@ class PageView(Widget, can_focus=True):
 
     @property
     def anchor_at_cursor(self) -> Anchor | None:
-        """What the cursor stands on."""
+        """The anchor under the cursor."""
         return None if self.view.cursor is None else self.lines.get_line(self.view.cursor).anchor
 
     def show_page(self, lines: PageLines, view: View) -> None:
@@ -132,3 +135,38 @@ class PageView(Widget, can_focus=True):
         is_cursor = number == self.view.cursor
         mark = ("> " if is_cursor else "  ")[:MARGIN]
         return make_strip(self.lines.get_line(number), self.size.width, mark=mark, is_cursor=is_cursor)
+
+
+class InputLine(Input):
+    """Reads one line. Pasted text is made visible first, so that the line holds what its user sees."""
+
+    DEFAULT_CSS = """
+    InputLine { height: 1; border: none; padding: 0; display: none; }
+    InputLine:focus { border: none; }
+    InputLine > .input--cursor { background: ansi_default; color: ansi_default; text-style: reverse; }
+    """
+
+    def __init__(self) -> None:
+        """Ask for nothing yet."""
+        super().__init__(id="prompt", select_on_focus=False)
+        self.prompt: Prompt | None = None
+
+    def replace(self, text: str, start: int, end: int) -> None:
+        """Replace a part of the value."""
+        super().replace(show(text, max_length=LENGTH_MAX), start, end)
+
+    def ask(self, prompt: Prompt) -> None:
+        """Ask for something; the answer comes as `Submitted`."""
+        self.prompt = prompt
+        self.max_length = prompt.length_max
+        self.value = show(prompt.value, max_length=LENGTH_MAX)
+        self.display = True
+        self.focus()
+        self.cursor_position = len(self.value)
+
+    def close(self) -> Prompt | None:
+        """Ask no more; return what was asked."""
+        prompt, self.prompt = self.prompt, None
+        self.display = False
+        self.value = ""
+        return prompt

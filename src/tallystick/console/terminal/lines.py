@@ -12,10 +12,9 @@ from typing import Any, Final
 
 from rich.cells import cell_len
 
-from tallystick.console.actions.request import ActionAddress
-from tallystick.console.model.visible import Visible, join_visible, pad, show, wrap, wrap_command
-from tallystick.console.terminal.places import Place
+from tallystick.console.model.escaped import EscapedText, join_visible, pad, show, wrap, wrap_command
 from tallystick.console.terminal.prompts import Prompt
+from tallystick.console.terminal.routes import Route
 from tallystick.console.views.texts import format_time
 from tallystick.kernel.value import Value
 
@@ -25,7 +24,7 @@ MARGIN: Final = 2
 
 
 class TextRole(Enum):
-    """What a text is; a style says it once more, which may be missing (NO_COLOR)."""
+    """The role of a text; its style adds nothing, and may be missing (NO_COLOR)."""
 
     NORMAL = "normal"
     QUIET = "quiet"
@@ -40,7 +39,7 @@ class TextRole(Enum):
 class Span(Value):
     """Text in one role."""
 
-    text: Visible
+    text: EscapedText
     role: TextRole = TextRole.NORMAL
 
 
@@ -50,17 +49,13 @@ class Anchor(Value, kw_only=True):
     name     the same in the next state of the page, wherever it stands there
     target   where Enter leads
     prompt   what Enter asks for, in place of a target
-    holder   the transaction that `t` leads to, where Enter leads elsewhere
-    action   what `a` makes a dry run of; None: what the command stands for, if it changes anything
-    command  what `c` copies, as a shell reads it
+    command  copied by `c`, as a shell reads it; `a` makes its dry run if it changes anything
     reason   shown below the page
     """
 
     name: str
-    target: Place | None = None
+    target: Route | None = None
     prompt: Prompt | None = None
-    holder: Place | None = None
-    action: ActionAddress | None = None
     command: str = ""
     reason: str = ""
 
@@ -72,7 +67,7 @@ class Line(Value):
     anchor: Anchor | None = None
 
     @property
-    def text(self) -> Visible:
+    def text(self) -> EscapedText:
         return join_visible("", (span.text for span in self.spans))
 
 

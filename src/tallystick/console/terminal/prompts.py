@@ -1,28 +1,27 @@
-"""What is typed: a filter, where records begin, and what an action needs: fields, reason, id. Pure."""
+"""Questions below the page: a filter, and the fields, reason and id of an action. Pure."""
 
 from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
+from tallystick.console.actions.pending import REASON_LENGTH_MAX
 from tallystick.console.actions.plan import ActionPlan, Guard
 from tallystick.console.actions.request import ActionAddress
-from tallystick.console.actions.tickets import REASON_LENGTH_MAX
-from tallystick.console.model.visible import show
-from tallystick.console.terminal.places import Place, format_filter, parse_filter, seek_records
+from tallystick.console.model.escaped import show
+from tallystick.console.terminal.routes import Route, format_filter, parse_filter
 from tallystick.kernel.value import Value, replace
 
 LENGTH_MAX: Final = 40_000
 """Characters of a line: a transactional id has up to 32,767 bytes."""
 
 NAMED_MAX: Final = 80
-"""Characters of an id that is repeated beside the line in which it is to be typed."""
+"""Characters of an id that is repeated next to the line in which it is to be typed."""
 
 
 class PromptKind(Enum):
-    """What a line that is typed stands for."""
+    """The meaning of a line that is typed."""
 
     FILTER = "filter"
-    RECORDS = "records"
     FIELD = "field"
     REASON = "reason"
     CONFIRMATION = "confirmation"
@@ -46,21 +45,13 @@ class Prompt(Value, kw_only=True):
     field: str = ""
 
 
-def ask_filter(place: Place) -> Prompt:
-    """Ask for the filter of a list."""
-    fields = "health=WORD state=STATE store=NAME and " if place.can_sort else ""
+def ask_filter(route: Route) -> Prompt:
+    """Ask for the filter of the transactions."""
     return Prompt(
         kind=PromptKind.FILTER,
-        note=f"Filter by {fields}a part of the name. Enter applies it, Esc keeps what is shown.",
-        value=format_filter(place.filter),
-    )
-
-
-def ask_records() -> Prompt:
-    """Ask where records are to begin."""
-    return Prompt(
-        kind=PromptKind.RECORDS,
-        note="From an offset, or a time (UTC) such as 2026-11-25T10:00; nothing: the newest. Enter reads.",
+        note="Filter by health=WORD state=STATE store=NAME and a part of the name. Enter applies it, "
+        "Esc keeps the rows.",
+        value=format_filter(route.filter),
     )
 
 
@@ -85,13 +76,11 @@ def is_confirmed(plan: ActionPlan, typed: str) -> bool:
     return typed.strip() == show(plan.confirmation, max_length=LENGTH_MAX)
 
 
-def answer_prompt(prompt: Prompt, place: Place, typed: str) -> Place:
-    """Return where the answer to a prompt leads; the same place where it leads nowhere."""
+def answer_prompt(prompt: Prompt, route: Route, typed: str) -> Route:
+    """Return where the answer to a prompt leads; the same route where it leads nowhere."""
     if prompt.kind is PromptKind.FILTER:
-        return replace(place, filter=parse_filter(typed))
-    if prompt.kind is PromptKind.RECORDS:
-        return seek_records(place, typed)
+        return replace(route, filter=parse_filter(typed))
     if prompt.kind is PromptKind.FIELD and prompt.action is not None:
         query: Mapping[str, str] = {**prompt.action.query, prompt.field: typed.strip()}
-        return replace(place, action=replace(prompt.action, query=query))
-    return place
+        return replace(route, action=replace(prompt.action, query=query))
+    return route

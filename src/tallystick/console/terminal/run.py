@@ -1,6 +1,7 @@
-"""Runs the application beside a collector, and leaves the terminal as it was."""
+"""Runs the application with a collector, and leaves the terminal as it was."""
 
 import asyncio
+import json
 import logging
 import signal
 import sys
@@ -10,17 +11,19 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from tallystick.console.actions.audit import AUDIT_LOGGER
-from tallystick.console.actions.desk import CLOSE_TIMEOUT_S
-from tallystick.console.collect.feed import StateFeed
+from tallystick.console.actions.service import CLOSE_TIMEOUT_S
+from tallystick.console.collect.feed import SnapshotFollower, StateFeed
 from tallystick.console.model.health import Limits
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.action_stage import list_outcome
 from tallystick.console.terminal.app import TopApp, TopServices
-from tallystick.console.terminal.once import SnapshotFollower
+from tallystick.console.terminal.pages.guide import CONSOLE_HOST, CONSOLE_PORT
 from tallystick.kernel.errors import TallystickError
 
 AUDIT_LINES_MAX: Final = 1_000
 ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+FIND_SECONDS_MAX: Final = 1
+OVERVIEW_BYTES_MAX: Final = 256 * 1024
 COLLECTOR_FAILED: Final = "the collector has failed: nothing is read any more"
 
 
@@ -109,6 +112,24 @@ async def run_top(source: SnapshotFollower, limits: Limits, services: TopService
         raise TerminalEnded(log.last_error or reason)
     if app.return_code:
         raise TerminalEnded("the terminal application failed")
+
+
+async def find_console(cluster_id: str | None, port: int = CONSOLE_PORT) -> str:
+    """Return the URL of a console of this cluster on this machine; empty if none answers where it listens."""
+    request = f"GET /?format=json HTTP/1.0\r\nHost: {CONSOLE_HOST}:{port}\r\n\r\n"
+    overview = b""
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(FIND_SECONDS_MAX):
+            reader, writer = await asyncio.open_connection(CONSOLE_HOST, port)
+            try:
+                writer.write(request.encode())
+                overview = await reader.readexactly(OVERVIEW_BYTES_MAX)
+            except asyncio.IncompleteReadError as exc:
+                overview = exc.partial
+            finally:
+                writer.close()
+    is_found = cluster_id is not None and f'"cluster_id": {json.dumps(cluster_id)}'.encode() in overview
+    return f"http://{CONSOLE_HOST}:{port}" if is_found else ""
 
 
 async def _wait_for_action(app: TopApp) -> None:

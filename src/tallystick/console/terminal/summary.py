@@ -1,13 +1,13 @@
-"""The text of `tallystick top --once`: the overview, what needs an operator, and what it comes to. Pure."""
+"""`tallystick top --once`: the overview and the problems as text, and the outcome. Pure."""
 
 from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
+from tallystick.console.model.escaped import EscapedText, show
 from tallystick.console.model.health import Health
 from tallystick.console.model.snapshot import NEVER_MS, PartStatus, Snapshot
 from tallystick.console.model.state import ConsoleState
-from tallystick.console.model.visible import Visible, show
 from tallystick.console.terminal.lines import COMMAND_MAX
 from tallystick.console.terminal.pages.overview import list_figures
 from tallystick.console.views.overview import build_overview, list_read_failures
@@ -18,7 +18,7 @@ from tallystick.kernel.value import Value
 
 
 class LookOutcome(Enum):
-    """What a look at the cluster comes to."""
+    """The outcome of one look at the cluster."""
 
     WELL = "nothing needs an operator"
     NEEDS_OPERATOR = "a transaction, a broker or a store needs an operator"
@@ -28,11 +28,11 @@ class LookOutcome(Enum):
 _WORDS: Final = frozenset(health.value for health in Health if health.needs_action)
 
 
-def judge_state(state: ConsoleState) -> LookOutcome:
+def assess_state(state: ConsoleState) -> LookOutcome:
     """Return what the state comes to; what needs an operator weighs more than a gap."""
-    if any(each.health.needs_action for each in state.joint) or list_refusals(state.snapshot):
+    if any(each.health.needs_action for each in state.transactions) or list_refusals(state.snapshot):
         return LookOutcome.NEEDS_OPERATOR
-    is_open = any(each.health in (Health.UNKNOWN, Health.UNSETTLED) for each in state.joint)
+    is_open = any(each.health in (Health.UNKNOWN, Health.UNSETTLED) for each in state.transactions)
     return LookOutcome.INCOMPLETE if is_open or not are_all_read(state.snapshot) else LookOutcome.WELL
 
 
@@ -42,7 +42,7 @@ def are_all_read(snapshot: Snapshot) -> bool:
 
 
 class Looks(Value):
-    """What was tried so far, part by part. Never changed: `advance` returns the next one."""
+    """The attempts so far, part by part. Never changed: `advance` returns the next one."""
 
     tried_ms: tuple[frozenset[int], ...] = ()
 
@@ -58,7 +58,7 @@ class Looks(Value):
         Each part was tried, and no second look is due: neither for a contradiction [CON-1] nor for a reading
         that lacks something. The first one often does, while coordinators are still being looked up.
         """
-        if any(each.health is Health.UNSETTLED for each in state.joint):
+        if any(each.health is Health.UNSETTLED for each in state.transactions):
             return False
         return all(
             status.is_complete or status.is_away or len(tried_ms - {NEVER_MS}) > 1
@@ -72,7 +72,7 @@ def list_statuses(snapshot: Snapshot) -> tuple[PartStatus, ...]:
     return (*(part.status for part in parts), *(store.status for store in snapshot.stores))
 
 
-def list_summary(state: ConsoleState, now_ms: int) -> Iterator[Visible]:
+def list_summary(state: ConsoleState, now_ms: int) -> Iterator[EscapedText]:
     """Yield the lines. None is broken: a command can be copied, and a program finds what belongs together."""
     page = build_overview(state, now_ms)
     age = "not all read" if any(status.read_ms for status in list_statuses(state.snapshot)) else "not read"
@@ -93,13 +93,15 @@ def list_summary(state: ConsoleState, now_ms: int) -> Iterator[Visible]:
         yield show(f"  {failure}")
     for each in list_refusals(state.snapshot):
         yield from _list_refusal(each)
-    rows = build_transactions(state, TransactionFilter(), now_ms, page_rows=max(1, len(state.joint))).rows
+    rows = build_transactions(
+        state, TransactionFilter(), now_ms, page_rows=max(1, len(state.transactions))
+    ).rows
     for row in rows:
         if row.health in _WORDS:
             yield from _list_row(row)
 
 
-def _list_refusal(each: NoWrites) -> Iterator[Visible]:
+def _list_refusal(each: NoWrites) -> Iterator[EscapedText]:
     yield show("")
     yield show(f"{Health.REFUSING.value}: {each.subject}")
     yield show(f"  {each.reason}")
@@ -107,7 +109,7 @@ def _list_refusal(each: NoWrites) -> Iterator[Visible]:
         yield show(f"  {each.command}", max_length=COMMAND_MAX)
 
 
-def _list_row(row: TransactionRow) -> Iterator[Visible]:
+def _list_row(row: TransactionRow) -> Iterator[EscapedText]:
     yield show("")
     decided_by = row.store or row.prefix
     facts = [row.state, f"by {decided_by}" if decided_by else "", f"open for {format_duration(row.age_ms)}"]

@@ -1,4 +1,4 @@
-"""What `/metrics` shows: the newest state as metrics. Pure.
+"""The newest state as metrics, for `/metrics`. Pure.
 
 Nothing is read for a scrape. Ages are those at the time of the scrape, so that they grow when the collector
 falls behind.
@@ -15,9 +15,8 @@ from heapq import nsmallest
 from typing import Final
 
 from tallystick.admin.model import OPEN_STATES
+from tallystick.console.model.assessment import Stage
 from tallystick.console.model.health import Health
-from tallystick.console.model.joint import JointTransaction, find_oldest_ms
-from tallystick.console.model.judge import Stage
 from tallystick.console.model.snapshot import (
     NEVER_MS,
     GroupOffset,
@@ -27,6 +26,7 @@ from tallystick.console.model.snapshot import (
     StoreFacts,
 )
 from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.transactions import AssessedTransaction, find_oldest_ms
 from tallystick.console.views.refusals import list_refusals
 from tallystick.dualwrite.rules.leases import LeaseState
 from tallystick.kernel.ids import TopicPartition
@@ -78,7 +78,7 @@ def read_metrics(state: ConsoleState, now_ms: int, version: str) -> Iterator[Met
 
 def _read_transactions(state: ConsoleState, now_ms: int) -> Iterator[MetricReading]:
     is_read = state.snapshot.transactions.status.read_ms != NEVER_MS
-    open_ones = [each for each in state.joint if each.is_open]
+    open_ones = [each for each in state.transactions if each.is_open]
     kinds = {
         "open": open_ones,
         "in_doubt": [
@@ -87,14 +87,14 @@ def _read_transactions(state: ConsoleState, now_ms: int) -> Iterator[MetricReadi
         "prepared": [each for each in open_ones if each.stage is Stage.DECIDED],
     }
     words = [each for each in Health if each is not Health.REFUSING]  # which no transaction is
-    health = Counter(each.health for each in state.joint)
-    states = Counter(map(_name_state, state.joint))
+    health = Counter(each.health for each in state.transactions)
+    states = Counter(map(_name_state, state.transactions))
     yield families.TRANSACTIONS, [((_label(each),), health[each]) for each in words] if is_read else []
     labels = (*OPEN_STATES, NO_COORDINATOR, OTHER_STATE)
     yield families.TRANSACTIONS_BY_STATE, [((each,), states[each]) for each in labels] if is_read else []
-    counts = [((kind,), len(joint)) for kind, joint in kinds.items()]
+    counts = [((kind,), len(some)) for kind, some in kinds.items()]
     yield families.OPEN_TRANSACTIONS, counts if is_read else []
-    ages = [((kind,), _to_seconds(find_oldest_ms(joint, now_ms) or 0)) for kind, joint in kinds.items()]
+    ages = [((kind,), _to_seconds(find_oldest_ms(some, now_ms) or 0)) for kind, some in kinds.items()]
     yield families.OLDEST_SECONDS, ages if is_read else []
 
 
@@ -102,7 +102,7 @@ def _label(health: Health) -> str:
     return health.value.replace(" ", "_")
 
 
-def _name_state(each: JointTransaction) -> str:
+def _name_state(each: AssessedTransaction) -> str:
     """Return the state that a coordinator shows, of those that are known: newer ones are summed up."""
     if each.views.description is None or each.views.is_stranger:
         return NO_COORDINATOR
@@ -157,7 +157,7 @@ def _find_ages(
 ) -> dict[TopicPartition, int]:
     """Return the age of the transaction that begins first in each of these partitions."""
     first: dict[TopicPartition, tuple[int, int | None]] = {}
-    for each in state.joint:
+    for each in state.transactions:
         age_ms = each.views.compute_age_ms(now_ms)
         for case in each.views.cases:
             at, start = case.transaction.partition, case.transaction.start_offset
@@ -247,19 +247,19 @@ def _sum_by_topic(rows: Iterable[_GroupRow], names: frozenset[str]) -> list[Samp
 
 def _read_stores(state: ConsoleState, now_ms: int) -> Iterator[MetricReading]:
     stores = state.snapshot.stores
-    joint: dict[str, list[JointTransaction]] = {store.name: [] for store in stores}
-    for each in state.joint:
+    transactions: dict[str, list[AssessedTransaction]] = {store.name: [] for store in stores}
+    for each in state.transactions:
         if each.views.store is not None and each.is_open:
-            joint[each.views.store.store.name].append(each)
+            transactions[each.views.store.store.name].append(each)
     yield families.STORE_REACHABLE, [((each.name,), each.status.is_complete) for each in stores]
     read = [store for store in stores if store.status.read_ms != NEVER_MS]
-    decided = {name: sum(each.stage is Stage.DECIDED for each in some) for name, some in joint.items()}
-    undecided = {name: sum(each.stage is Stage.OPEN for each in some) for name, some in joint.items()}
+    decided = {name: sum(each.stage is Stage.DECIDED for each in some) for name, some in transactions.items()}
+    undecided = {name: sum(each.stage is Stage.OPEN for each in some) for name, some in transactions.items()}
     yield families.STORE_UNDECIDED, [((each.name,), undecided[each.name]) for each in read]
     yield families.STORE_DECIDED, [((each.name,), decided[each.name]) for each in read]
     yield (
         families.STORE_OLDEST_SECONDS,
-        [((each.name,), _to_seconds(find_oldest_ms(joint[each.name], now_ms) or 0)) for each in read],
+        [((each.name,), _to_seconds(find_oldest_ms(transactions[each.name], now_ms) or 0)) for each in read],
     )
     yield families.STORE_IDS, [((each.name,), len(each.rows)) for each in read]
     yield families.STORE_EXPIRED_LEASES, [((each.name,), _count_expired(each)) for each in read]

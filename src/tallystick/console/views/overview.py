@@ -6,9 +6,9 @@ from typing import Final
 
 from tallystick.console.model import commands
 from tallystick.console.model.health import SEVERITY, Health
-from tallystick.console.model.joint import JointTransaction, find_oldest_ms
 from tallystick.console.model.snapshot import NEVER_MS, PartStatus, Snapshot, StoreFacts, Volume
 from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.transactions import AssessedTransaction, find_oldest_ms
 from tallystick.console.views.events import EventRow, list_last_events
 from tallystick.console.views.page import Outage, PageInfo, describe_page, list_failures, list_outages
 from tallystick.console.views.refusals import NoWrites, list_refusals
@@ -87,15 +87,15 @@ class OverviewPage(Value, kw_only=True):
 
 def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
     """Build the overview."""
-    snapshot, joint = state.snapshot, state.joint
+    snapshot, transactions = state.snapshot, state.transactions
     refusals = list_refusals(snapshot)
     problems = [
         *map(_describe_refusal, refusals),
         *_list_read_failures(snapshot, now_ms),
-        *_describe_problems(filter(_is_problem, joint)),
+        *_describe_problems(filter(_is_problem, transactions)),
     ]
     problems.sort(key=lambda problem: SEVERITY[Health(problem.health)])
-    open_ones = [each for each in joint if each.is_open]
+    open_ones = [each for each in transactions if each.is_open]
     in_doubt = [each for each in open_ones if each.views.is_two_phase]
     offsets = snapshot.topics.offsets.values()
     health, headline = _summarize(state, refusals, now_ms)
@@ -106,7 +106,7 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
         headline=headline,
         problems=tuple(problems[:PROBLEMS_MAX]),
         problem_count=len(problems),
-        counts=count_by_health(joint),
+        counts=count_by_health(transactions),
         open_count=len(open_ones),
         prepared_count=len(in_doubt),
         oldest_ms=find_oldest_ms(open_ones, now_ms),
@@ -134,7 +134,7 @@ def _summarize(state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int)
     snapshot = state.snapshot
     if state.is_first:
         return Health.UNKNOWN, "Nothing has been read yet."
-    counts = Counter(each.health for each in state.joint)
+    counts = Counter(each.health for each in state.transactions)
     worst = [health for health in Health if counts[health] and health not in (Health.OK, Health.UNSETTLED)]
     texts = [_HEADLINES[health].format(pluralize(counts[health], "transaction")) for health in worst]
     if refusals:
@@ -153,7 +153,7 @@ def _summarize(state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int)
         return Health.UNKNOWN, "Not everything could be read, so this page may lack something."
     if worst:
         return worst[0], " ".join(texts)
-    open_ones = [each for each in state.joint if each.is_open]
+    open_ones = [each for each in state.transactions if each.is_open]
     if not open_ones:
         return Health.OK, "No transaction is open."
     oldest = format_duration(find_oldest_ms(open_ones, now_ms))
@@ -161,7 +161,7 @@ def _summarize(state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int)
 
 
 _HEADLINES: Final[Mapping[Health, str]] = {
-    Health.BROKEN: "{}: the halves differ, or neither end would be right.",
+    Health.BROKEN: "{}: the two sides differ, or neither end would be right.",
     Health.HANGING: "{} hanging: nothing will end it.",
     Health.ORPHAN: "{} in doubt that nothing here can decide.",
     Health.RECOVER: "{} to recover.",
@@ -188,26 +188,26 @@ def _describe_outage(outage: Outage) -> str:
     return f"Not read for {format_duration(outage.for_ms)}, {age}: {outage.reason}."
 
 
-def _is_problem(each: JointTransaction) -> bool:
+def _is_problem(each: AssessedTransaction) -> bool:
     return each.health not in (Health.OK, Health.UNSETTLED)
 
 
-def _describe_problem(each: JointTransaction) -> Problem:
+def _describe_problem(each: AssessedTransaction) -> Problem:
     return Problem(
         health=each.health.value,
         subject=each.transactional_id or build_key(each),
-        reason=each.judgement.reason,
-        command=each.judgement.command,
+        reason=each.assessment.reason,
+        command=each.assessment.command,
         key=build_key(each),
     )
 
 
-def _describe_problems(joint: Iterable[JointTransaction]) -> Iterator[Problem]:
+def _describe_problems(transactions: Iterable[AssessedTransaction]) -> Iterator[Problem]:
     """Describe what one command ends of a Spark query as one problem: it may be hundreds of transactions."""
-    together: dict[object, list[JointTransaction]] = {}
-    for each in joint:
+    together: dict[object, list[AssessedTransaction]] = {}
+    for each in transactions:
         spark = each.views.spark
-        key = (spark.prefix, each.judgement) if spark is not None and each.judgement.command else id(each)
+        key = (spark.prefix, each.assessment) if spark is not None and each.assessment.command else id(each)
         together.setdefault(key, []).append(each)
     for some in together.values():
         problem, spark = _describe_problem(some[0]), some[0].views.spark
@@ -256,7 +256,9 @@ def _summarize_stores(
     state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int
 ) -> tuple[StoreSummary, ...]:
     open_counts = Counter(
-        each.views.store.store.name for each in state.joint if each.views.store is not None and each.is_open
+        each.views.store.store.name
+        for each in state.transactions
+        if each.views.store is not None and each.is_open
     )
     refusing = frozenset(each.subject for each in refusals)
     return tuple(

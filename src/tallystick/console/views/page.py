@@ -1,4 +1,4 @@
-"""What every page has: its title, how old its data are, and what could not be read. Pure."""
+"""The head of every page: its title, the age of its data, and failures to read. Pure."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from tallystick.kernel.value import Value
 
 
 class Outage(Value, kw_only=True):
-    """What cannot be read at all at present, and how old what is shown of it is.
+    """A source that cannot be read at present, and the age of the data shown of it.
 
     reason  which part, and why
     age_ms  of what is shown; None if it was never read

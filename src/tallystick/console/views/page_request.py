@@ -1,27 +1,27 @@
-"""What a page is built from, and what the cluster is asked for this page alone. Pure.
-
-The pages of the browser and those of the terminal ask by the same functions, and show the same.
-"""
+"""Input of a page: console state, URL query, and data that were read for this page only. Pure."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from tallystick.console.lookup.history import IdHistory
-from tallystick.console.lookup.record_page import RecordPage
-from tallystick.console.lookup.record_query import BadQuery, RecordQuery, parse_format, parse_query
-from tallystick.console.model.joint import STRANGER_PREFIX
+from tallystick.console.lookup.record_page import BadQuery, RecordPage, RecordQuery, parse_format, parse_query
 from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.transactions import STRANGER_PREFIX
 from tallystick.console.views.records import view_records
 from tallystick.console.views.topics import TopicPage, build_topic
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value, replace
 
 
-class Lookups(Protocol):
-    """Answers what single pages ask for. What keeps it from answering is in the answer."""
+class Histories(Protocol):
+    """Reads the history of an id for the page that shows it; a failure is part of the answer."""
 
     async def read_history(self, transactional_id: str) -> IdHistory:
-        """Return what has happened to a transactional id."""
+        """Return the transitions of a transactional id."""
+
+
+class Lookups(Histories, Protocol):
+    """Reads histories and records for single pages; a failure is part of the answer."""
 
     async def browse_records(self, query: RecordQuery) -> RecordPage:
         """Return a page of records of one partition."""
@@ -34,7 +34,7 @@ class Lookups(Protocol):
 
 
 class PageRequest(Value, kw_only=True):
-    """What a page is built from.
+    """The input of a page.
 
     query    of the page's URL
     key      the rest of the URL's path, where the page has one
@@ -56,7 +56,7 @@ Ask = Callable[[Lookups, PageRequest], Awaitable[PageRequest]]
 """Reads what only one page shows, and returns the request with it."""
 
 
-async def ask_history(lookups: Lookups, request: PageRequest) -> PageRequest:
+async def ask_history(lookups: Histories, request: PageRequest) -> PageRequest:
     """Read the history of a transactional id; a cluster that is away is not asked once more."""
     if request.key.startswith(STRANGER_PREFIX):
         return request

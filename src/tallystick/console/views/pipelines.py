@@ -3,9 +3,9 @@
 from tallystick.admin.model import OPEN_STATES
 from tallystick.console.model import commands
 from tallystick.console.model.health import SEVERITY, Health
-from tallystick.console.model.joint import JointTransaction
 from tallystick.console.model.snapshot import PrefixFacts
 from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.transactions import AssessedTransaction
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.texts import format_identity
 from tallystick.console.views.transactions import build_key
@@ -77,7 +77,7 @@ def _list_prefixes(state: ConsoleState) -> list[PrefixFacts]:
     """List the prefixes of decisions, and those of open transactions of which no decision is read here."""
     unread = {
         each.views.spark.prefix
-        for each in state.joint
+        for each in state.transactions
         if each.views.spark is not None and each.views.spark.facts is None
     }
     blank = [PrefixFacts(prefix=name, source="", decision=None, is_complete=False) for name in unread]
@@ -85,14 +85,14 @@ def _list_prefixes(state: ConsoleState) -> list[PrefixFacts]:
 
 
 def _view_prefix(state: ConsoleState, facts: PrefixFacts) -> PrefixView:
-    joint = [
+    transactions = [
         each
-        for each in state.joint
+        for each in state.transactions
         if each.views.spark is not None and each.views.spark.prefix == facts.prefix
     ]
     decision = facts.decision
     decided_ids = set() if decision is None else {each.transactional_id for each in decision.participants}
-    worst = min((each.health for each in joint), key=SEVERITY.__getitem__, default=Health.OK)
+    worst = min((each.health for each in transactions), key=SEVERITY.__getitem__, default=Health.OK)
     return PrefixView(
         prefix=facts.prefix,
         source=facts.source,
@@ -105,10 +105,10 @@ def _view_prefix(state: ConsoleState, facts: PrefixFacts) -> PrefixView:
         is_complete=facts.is_complete,
         offsets=None if decision is None else decision.offsets,
         participants=() if decision is None else _view_participants(state, facts, decision),
-        undecided=tuple(build_key(each) for each in joint if each.transactional_id not in decided_ids),
+        undecided=tuple(build_key(each) for each in transactions if each.transactional_id not in decided_ids),
         batches=() if decision is None else tuple(map(_view_batch, reversed(decision.batches))),
         writes=() if decision is None else tuple(map(_view_batch, reversed(decision.writes))),
-        resolve_command=_format_resolve(state, facts, joint),
+        resolve_command=_format_resolve(state, facts, transactions),
         missing=_describe_missing(facts),
     )
 
@@ -156,9 +156,9 @@ def _describe_missing(facts: PrefixFacts) -> str:
     )
 
 
-def _format_resolve(state: ConsoleState, facts: PrefixFacts, joint: list[JointTransaction]) -> str:
+def _format_resolve(state: ConsoleState, facts: PrefixFacts, transactions: list[AssessedTransaction]) -> str:
     """Return the command that would end what the query has left; empty if nothing is open."""
-    if not joint or facts.is_noted_only or not facts.source:
+    if not transactions or facts.is_noted_only or not facts.source:
         return ""
     servers = state.snapshot.bootstrap_servers
     return f"{commands.resolve_source_command(servers, facts.prefix, facts.source)} --dry-run"

@@ -8,8 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from tallystick.console.lookup.record_page import BrowsedRecord, Clip, RecordPage
-from tallystick.console.lookup.record_query import RECORDS_MAX, Format
+from tallystick.console.lookup.record_page import RECORDS_MAX, BrowsedRecord, Clip, Format, RecordPage
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.texts import format_identity
 from tallystick.console.views.transactions import build_key
@@ -87,7 +86,7 @@ def view_records(state: ConsoleState, page: RecordPage, wanted: Format) -> Recor
     """Build what a page shows of records."""
     keys: dict[int, str] = {
         each.views.writer.producer_id: build_key(each)
-        for each in state.joint
+        for each in state.transactions
         if each.views.writer is not None and page.partition in each.views.partitions
     }
     has_previous = page.first is not None and page.start is not None and page.first > page.start

@@ -36,12 +36,12 @@ def list_refusals(snapshot: Snapshot) -> tuple[NoWrites, ...]:
         refusal
         for node_id, volumes in sorted(snapshot.cluster.volumes.items())
         for volume in volumes
-        for refusal in _judge_broker(node_id, volume, snapshot.bootstrap_servers)
+        for refusal in _assess_broker(node_id, volume, snapshot.bootstrap_servers)
     ]
-    return (*brokers, *(refusal for store in snapshot.stores for refusal in _judge_store(store)))
+    return (*brokers, *(refusal for store in snapshot.stores for refusal in _assess_store(store)))
 
 
-def _judge_broker(node_id: int, volume: Volume, servers: str) -> Iterator[NoWrites]:
+def _assess_broker(node_id: int, volume: Volume, servers: str) -> Iterator[NoWrites]:
     subject = f"broker {node_id}"
     if volume.failure:
         yield NoWrites(
@@ -63,7 +63,7 @@ def _judge_broker(node_id: int, volume: Volume, servers: str) -> Iterator[NoWrit
         )
 
 
-def _judge_store(store: StoreFacts) -> Iterator[NoWrites]:
+def _assess_store(store: StoreFacts) -> Iterator[NoWrites]:
     volume = store.volume
     consequence = "Its writers fail, and so may recovery."
     if store.refusal:

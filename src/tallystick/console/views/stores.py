@@ -3,9 +3,9 @@
 from typing import Final
 
 from tallystick.console.model import commands
-from tallystick.console.model.joint import JointTransaction, find_oldest_ms
 from tallystick.console.model.snapshot import StoreFacts
 from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.transactions import AssessedTransaction, find_oldest_ms
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.refusals import NoWrites, list_refusals
 from tallystick.console.views.texts import format_identity
@@ -89,13 +89,13 @@ def build_stores(state: ConsoleState, now_ms: int, *, rows_max: int = ROWS_MAX) 
 def _view_store(
     state: ConsoleState, store: StoreFacts, refusals: tuple[NoWrites, ...], now_ms: int, rows_max: int
 ) -> StoreView:
-    joint = {
+    transactions = {
         each.views.store.row.transactional_id: each
-        for each in state.joint
+        for each in state.transactions
         if each.views.store is not None and each.views.store.store.name == store.name
     }
     rows = sorted(
-        store.rows.values(), key=lambda row: (row.transactional_id not in joint, row.transactional_id)
+        store.rows.values(), key=lambda row: (row.transactional_id not in transactions, row.transactional_id)
     )
     leases = {lease.transactional_id: lease for lease in store.leases}
     servers = state.snapshot.bootstrap_servers
@@ -109,8 +109,8 @@ def _view_store(
         age_ms=max(0, now_ms - store.status.read_ms) if store.status.read_ms else None,
         took_ms=store.status.took_ms,
         row_count=len(rows),
-        open_count=sum(each.is_open for each in joint.values()),
-        undecided_oldest_ms=find_oldest_ms((each for each in joint.values() if each.is_open), now_ms),
+        open_count=sum(each.is_open for each in transactions.values()),
+        undecided_oldest_ms=find_oldest_ms((each for each in transactions.values() if each.is_open), now_ms),
         expired_lease_count=sum(
             lease.classify(store.lease_now_ms) is LeaseState.EXPIRED for lease in store.leases
         ),
@@ -123,7 +123,7 @@ def _view_store(
         rows=tuple(
             _view_row(
                 row,
-                joint.get(row.transactional_id),
+                transactions.get(row.transactional_id),
                 *_describe_lease(leases.get(row.transactional_id), store.lease_now_ms),
             )
             for row in rows[:rows_max]
@@ -144,7 +144,9 @@ def _describe_lease(lease: LeaseRow | None, now_ms: int) -> tuple[str, str]:
     return ("", "") if lease is None else (lease.classify(now_ms).name.lower(), lease.holder_info)
 
 
-def _view_row(row: StoredState, joint: JointTransaction | None, lease: str, holder: str) -> StoredRow:
+def _view_row(
+    row: StoredState, transaction: AssessedTransaction | None, lease: str, holder: str
+) -> StoredRow:
     identity = row.state.identity
     return StoredRow(
         transactional_id=row.transactional_id,
@@ -154,7 +156,7 @@ def _view_row(row: StoredState, joint: JointTransaction | None, lease: str, hold
         timeout_ms=row.timeout_ms,
         lease=lease,
         lease_holder=holder,
-        health="" if joint is None else joint.health.value,
-        reason="" if joint is None else joint.judgement.reason,
-        key=row.transactional_id if joint is None else build_key(joint),
+        health="" if transaction is None else transaction.health.value,
+        reason="" if transaction is None else transaction.assessment.reason,
+        key=row.transactional_id if transaction is None else build_key(transaction),
     )

@@ -1,15 +1,15 @@
 """The drawn time line of one transaction: who did what, in which order, and what is still missing. Pure.
 
 Events stand in order, at equal distances: what happened in a millisecond and what took an hour are both to
-be read. The time between two of them is written beside the line instead. An event without a time is known to
+be read. The time between two of them is written next to the line instead. An event without a time is known to
 have happened, or to be missing, but not when.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tallystick.console.model.joint import JointTransaction
-from tallystick.console.model.judge import SparkRole, Stage, StoreHalf
+from tallystick.console.model.assessment import SparkRole, Stage, StoreSide
+from tallystick.console.model.transactions import AssessedTransaction
 from tallystick.dualwrite.rules.recovery import Finding
 from tallystick.kernel.value import Value
 
@@ -61,12 +61,12 @@ class Timeline(Value, kw_only=True):
     height: int
 
 
-def list_events(each: JointTransaction) -> tuple[TimelineEvent, ...]:
+def list_events(each: AssessedTransaction) -> tuple[TimelineEvent, ...]:
     """List the events of a transaction that its views show, in their order."""
     return (*_list_cluster_events(each), *_list_decision_events(each), *_list_end_events(each))
 
 
-def _list_cluster_events(each: JointTransaction) -> Iterable[TimelineEvent]:
+def _list_cluster_events(each: AssessedTransaction) -> Iterable[TimelineEvent]:
     views = each.views
     if views.description is not None and not views.is_stranger:
         yield TimelineEvent(lane="coordinator", label="begun", at_ms=views.started_ms)
@@ -75,7 +75,7 @@ def _list_cluster_events(each: JointTransaction) -> Iterable[TimelineEvent]:
         yield TimelineEvent(lane=lane, label=label, at_ms=None)
 
 
-def _group_partitions(each: JointTransaction) -> Sequence[tuple[str, int]]:
+def _group_partitions(each: AssessedTransaction) -> Sequence[tuple[str, int]]:
     """Return the lanes of the partitions, and how many each stands for."""
     names = sorted(map(str, each.views.partitions))
     if len(names) <= PARTITION_LANES_MAX:
@@ -84,7 +84,7 @@ def _group_partitions(each: JointTransaction) -> Sequence[tuple[str, int]]:
     return [*((name, 1) for name in single), ("other partitions", len(names) - len(single))]
 
 
-def _list_decision_events(each: JointTransaction) -> Iterable[TimelineEvent]:
+def _list_decision_events(each: AssessedTransaction) -> Iterable[TimelineEvent]:
     views = each.views
     if views.store is not None:
         finding = views.store.finding
@@ -107,7 +107,7 @@ def _list_decision_events(each: JointTransaction) -> Iterable[TimelineEvent]:
         )
 
 
-# What a finding of recovery says of the database's half, as its sentence does.
+# What a finding of recovery says of the database's side, as its sentence does.
 _COMMITTED_IN_DATABASE: Final = frozenset(
     {Finding.DECIDED, Finding.FINISHED, Finding.FORCED, Finding.OVERRULED, Finding.AHEAD}
 )
@@ -134,7 +134,7 @@ _ENDED_IN_CLUSTER: Final = {
 _UNDECIDED_LABELS: Final = {SparkRole.UNREAD: "decisions not read"}
 
 
-def _list_end_events(each: JointTransaction) -> Iterable[TimelineEvent]:
+def _list_end_events(each: AssessedTransaction) -> Iterable[TimelineEvent]:
     views = each.views
     if views.description is not None and not views.is_stranger:
         yield _build_coordinator_end(views.description.state, views.store)
@@ -148,7 +148,7 @@ def _list_end_events(each: JointTransaction) -> Iterable[TimelineEvent]:
         )
 
 
-def _build_coordinator_end(state: str, store: StoreHalf | None) -> TimelineEvent:
+def _build_coordinator_end(state: str, store: StoreSide | None) -> TimelineEvent:
     ended = None if store is None else _ENDED_IN_CLUSTER.get(store.finding)
     if ended is not None:
         is_wrong = store is not None and store.finding in _WRONG_FINDINGS

@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 
-from tallystick.console.model.joint import JointTransaction
 from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.transactions import AssessedTransaction
 from tallystick.console.views.lists import PAGE_ROWS, ListQuery, select_rows
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.records import RecordsView
@@ -119,9 +119,9 @@ def _describe(state: ConsoleState, title: str, now_ms: int) -> PageInfo:
     return describe_page(title, snapshot, [snapshot.topics.status, snapshot.transactions.status], now_ms)
 
 
-def _index_transactions(state: ConsoleState) -> dict[TopicPartition, list[JointTransaction]]:
-    by_partition: dict[TopicPartition, list[JointTransaction]] = defaultdict(list)
-    for each in state.joint:
+def _index_transactions(state: ConsoleState) -> dict[TopicPartition, list[AssessedTransaction]]:
+    by_partition: dict[TopicPartition, list[AssessedTransaction]] = defaultdict(list)
+    for each in state.transactions:
         for at in each.views.partitions:
             by_partition[at].append(each)
     return by_partition
@@ -130,7 +130,7 @@ def _index_transactions(state: ConsoleState) -> dict[TopicPartition, list[JointT
 def _view_partition(
     state: ConsoleState,
     at: TopicPartition,
-    by_partition: dict[TopicPartition, list[JointTransaction]],
+    by_partition: dict[TopicPartition, list[AssessedTransaction]],
     now_ms: int,
 ) -> PartitionRow:
     offsets = state.snapshot.topics.offsets.get(at)
@@ -149,12 +149,12 @@ def _view_partition(
     )
 
 
-def _find_holder(joint: list[JointTransaction], at: TopicPartition) -> JointTransaction | None:
+def _find_holder(transactions: list[AssessedTransaction], at: TopicPartition) -> AssessedTransaction | None:
     """Return the transaction that begins first in the partition, which its readers wait for."""
     starts = [
         (case.transaction.start_offset, number)
-        for number, each in enumerate(joint)
+        for number, each in enumerate(transactions)
         for case in each.views.cases
         if case.transaction.partition == at
     ]
-    return joint[min(starts)[1]] if starts else None
+    return transactions[min(starts)[1]] if starts else None

@@ -1,4 +1,4 @@
-"""The page of one transaction: both halves side by side, its time line, and what can be done. Pure."""
+"""The page of one transaction: both sides, its time line, and what can be done. Pure."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from tallystick.admin.model import TransactionDescription
 from tallystick.admin.txn.hanging import HangingCase
 from tallystick.console.lookup.history import IdHistory
 from tallystick.console.model import commands
-from tallystick.console.model.judge import SparkHalf, Stage, StoreHalf
+from tallystick.console.model.assessment import SparkSide, Stage, StoreSide
 from tallystick.console.model.snapshot import PartitionOffsets, Snapshot
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.history import HistoryView, view_history
@@ -19,7 +19,7 @@ from tallystick.kernel.value import Value
 
 
 class TransactionPartition(Value, kw_only=True):
-    """What the leader of one partition says.
+    """The view of the leader of one partition.
 
     start_offset     first record of the transaction there; None if the leader knows nothing of it
     last_record_ms   time of its last record, chosen by the producer
@@ -39,7 +39,7 @@ class TransactionPartition(Value, kw_only=True):
 
 
 class CoordinatorView(Value, kw_only=True):
-    """What the coordinator says. `token` is what a database stores when it commits this transaction."""
+    """The view of the coordinator. `token` is what a database stores when it commits this transaction."""
 
     coordinator: int
     state: str
@@ -51,7 +51,7 @@ class CoordinatorView(Value, kw_only=True):
 
 
 class DatabaseView(Value, kw_only=True):
-    """What the store says. `raw_row` is the row, column by column."""
+    """The view of the store. `raw_row` is the row, column by column."""
 
     store: str
     stored_state: str
@@ -64,7 +64,7 @@ class DatabaseView(Value, kw_only=True):
 
 
 class DecisionView(Value, kw_only=True):
-    """What the decision log of the Spark query says."""
+    """The view of the decision log of the Spark query."""
 
     prefix: str
     role: str
@@ -84,7 +84,7 @@ class CommandLine(Value):
 
 
 class TransactionPage(Value, kw_only=True):
-    """One transaction. Where it is not open, `row` is None, and the halves are those of its id.
+    """One transaction. Where it is not open, `row` is None, and the sides are those of its id.
 
     key      as in the URL
     history  None of a producer without a transactional id, and where nothing reads histories
@@ -108,7 +108,7 @@ def build_transaction(
     """Build the page of the transaction that `key` names; of an id that is not open, what is known of it."""
     shown_history = None if history is None else view_history(history)
     snapshot = state.snapshot
-    each = next((joint for joint in state.joint if build_key(joint) == key), None)
+    each = next((transactions for transactions in state.transactions if build_key(transactions) == key), None)
     statuses = (snapshot.transactions.status, *(store.status for store in snapshot.stores))
     info = describe_page(f"Transaction {key}", snapshot, statuses, now_ms)
     if each is None:
@@ -221,25 +221,25 @@ def _view_partition(
     )
 
 
-def _view_database(half: StoreHalf) -> DatabaseView:
+def _view_database(side: StoreSide) -> DatabaseView:
     return DatabaseView(
-        store=half.store.name,
-        stored_state=str(half.row.state),
-        is_settled=half.row.settled,
-        finding=half.finding.value,
-        verdict=half.verdict.name.lower(),
-        lease="" if half.lease_state is None else half.lease_state.name.lower(),
-        other_stores=half.other_stores,
-        raw_row=to_columns(half.row),
+        store=side.store.name,
+        stored_state=str(side.row.state),
+        is_settled=side.row.settled,
+        finding=side.finding.value,
+        verdict=side.verdict.name.lower(),
+        lease="" if side.lease_state is None else side.lease_state.name.lower(),
+        other_stores=side.other_stores,
+        raw_row=to_columns(side.row),
     )
 
 
-def _view_decision(half: SparkHalf) -> DecisionView:
-    decision = None if half.facts is None else half.facts.decision
+def _view_decision(side: SparkSide) -> DecisionView:
+    decision = None if side.facts is None else side.facts.decision
     return DecisionView(
-        prefix=half.prefix,
-        role=half.role.value,
-        source="" if half.facts is None else half.facts.source,
+        prefix=side.prefix,
+        role=side.role.value,
+        source="" if side.facts is None else side.facts.source,
         decision="" if decision is None else str(decision),
         decided_ms=None if decision is None else decision.decided_ms,
         query_id=None if decision is None else decision.query_id,
@@ -257,6 +257,6 @@ def _list_commands(row: TransactionRow, servers: str) -> tuple[CommandLine, ...]
         )
         # What is decided must not be ended by force, and what has ended cannot be.
         if row.stage == Stage.OPEN.value and row.state == "Ongoing":
-            purpose = "aborts it in all partitions and fences its producer, whatever its other half has done"
+            purpose = "aborts it in all partitions and fences its producer, whatever its other side has done"
             lines.append(CommandLine(commands.force_terminate_command(servers, name), purpose))
     return tuple(dict.fromkeys(lines))

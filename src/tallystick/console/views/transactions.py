@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import urlencode
 
+from tallystick.console.model.assessment import SparkRole
 from tallystick.console.model.health import Health
-from tallystick.console.model.joint import JointTransaction
-from tallystick.console.model.judge import SparkRole
 from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.transactions import AssessedTransaction
 from tallystick.console.views.lists import PAGE_ROWS, parse_page
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.texts import format_identity
@@ -113,7 +113,7 @@ def build_transactions(
 ) -> TransactionsPage:
     """Build the list of transactions, in pages of `page_rows`."""
     snapshot = state.snapshot
-    rows = [build_row(each, now_ms) for each in state.joint]
+    rows = [build_row(each, now_ms) for each in state.transactions]
     matching = [row for row in rows if wanted.matches(row)]
     page_count = max(1, -(-len(matching) // page_rows))
     page = min(wanted.page, page_count)
@@ -121,7 +121,7 @@ def build_transactions(
     return TransactionsPage(
         info=describe_page("Transactions", snapshot, statuses, now_ms),
         filter=wanted,
-        counts=count_by_health(state.joint),
+        counts=count_by_health(state.transactions),
         states=tuple(sorted({row.state for row in rows})),
         stores=tuple(sorted({name for row in rows for name in (row.store, row.prefix) if name})),
         match_count=len(matching),
@@ -130,13 +130,13 @@ def build_transactions(
     )
 
 
-def count_by_health(joint: Iterable[JointTransaction]) -> Mapping[str, int]:
+def count_by_health(transactions: Iterable[AssessedTransaction]) -> Mapping[str, int]:
     """Return the number of transactions in each health, the worst first; those without any are left out."""
-    counts = Counter(each.health for each in joint)
+    counts = Counter(each.health for each in transactions)
     return {health.value: counts[health] for health in Health if counts[health]}
 
 
-def build_row(each: JointTransaction, now_ms: int) -> TransactionRow:
+def build_row(each: AssessedTransaction, now_ms: int) -> TransactionRow:
     """Build the row of one transaction."""
     views = each.views
     description = views.description
@@ -149,8 +149,8 @@ def build_row(each: JointTransaction, now_ms: int) -> TransactionRow:
         state=description.state if description is not None and is_described else NO_STATE,
         health=each.health.value,
         stage=each.stage.value,
-        reason=each.judgement.reason,
-        command=each.judgement.command,
+        reason=each.assessment.reason,
+        command=each.assessment.command,
         finding=finding,
         verdict=verdict,
         store="" if views.store is None else views.store.store.name,
@@ -164,7 +164,7 @@ def build_row(each: JointTransaction, now_ms: int) -> TransactionRow:
     )
 
 
-def build_key(each: JointTransaction) -> str:
+def build_key(each: AssessedTransaction) -> str:
     """Return the name of a transaction in a URL."""
     return each.key
 
@@ -172,8 +172,8 @@ def build_key(each: JointTransaction) -> str:
 _SPARK_VERDICTS: Final = {SparkRole.DECIDED: "commit", SparkRole.UNREAD: ""}
 
 
-def _describe_finding(each: JointTransaction) -> tuple[str, str]:
-    """Return the finding and the verdict of the rule that judged a transaction."""
+def _describe_finding(each: AssessedTransaction) -> tuple[str, str]:
+    """Return the finding and the verdict of the rule that assessed a transaction."""
     views = each.views
     if views.store is not None and not views.is_stranger:
         return views.store.finding.value, views.store.verdict.name.lower()

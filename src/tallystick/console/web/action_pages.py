@@ -1,4 +1,4 @@
-"""The pages of actions: a dry run by GET, the action by POST, and nothing of either without a desk.
+"""The pages of actions: a dry run by GET, the action by POST; neither without an action service.
 
 They work without JavaScript, and follow no stream: a form must not change while it is filled in.
 """
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from tallystick.console.actions.desk import ActionDesk
+from tallystick.console.actions.pending import Submission
 from tallystick.console.actions.plan import ActionPlan
 from tallystick.console.actions.readings import CannotRead
 from tallystick.console.actions.request import (
@@ -29,7 +29,7 @@ from tallystick.console.actions.request import (
     format_action_url,
 )
 from tallystick.console.actions.results import ActionOutcome, ActionResult
-from tallystick.console.actions.tickets import Submission
+from tallystick.console.actions.service import ActionService
 from tallystick.console.collect.feed import StateFeed
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.transaction import find_open_state
@@ -92,7 +92,7 @@ class ActionPage(Value, kw_only=True):
 
 
 class ResultPage(Value, kw_only=True):
-    """What became of an action."""
+    """The result of an action."""
 
     info: PageInfo
     result: ActionResult
@@ -105,12 +105,12 @@ class ActionPages:
 
     def __init__(
         self,
-        desk: ActionDesk,
+        action_service: ActionService,
         feed: StateFeed,
         templates: Environment,
         read_credentials: Callable[[], HttpCredentials],
     ) -> None:
-        self._desk, self._feed, self._templates = desk, feed, templates
+        self._action_service, self._feed, self._templates = action_service, feed, templates
         self._read_credentials = read_credentials
 
     def list_routes(self) -> list[Route]:
@@ -142,7 +142,7 @@ class ActionPages:
         if action is None:
             return self._render(request, "action.html", page, 200)
         try:
-            dry_run = await self._desk.plan(action)
+            dry_run = await self._action_service.plan(action)
         except CannotRead as exc:
             problem = f"What is true now could not be read: {exc}."
             return self._render(request, "action.html", replace(page, problem=problem), 503)
@@ -174,7 +174,7 @@ class ActionPages:
             reason=fields.get("reason", ""),
             user=name_user(request.headers.get("authorization"), self._read_credentials()),
         )
-        result = await self._desk.run(submission)
+        result = await self._action_service.run(submission)
         query = request.url.query
         page = ResultPage(
             info=self._describe(f"{result.outcome.value.capitalize()}: {kind.value.replace('-', ' ')} {key}"),

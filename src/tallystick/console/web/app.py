@@ -6,7 +6,9 @@ a new snapshot, and what has changed is replaced in place, by ids; without, a re
 `?format=json` returns the view model instead.
 """
 
+import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -25,27 +27,34 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tallystick import __version__
-from tallystick.console.actions.desk import ActionDesk
+from tallystick.client.errors import ClientError
 from tallystick.console.actions.request import find_action_url, find_reset_url
+from tallystick.console.actions.service import ActionService
+from tallystick.console.collect.failures import describe_failure
 from tallystick.console.collect.feed import StateFeed
+from tallystick.console.lookup.record_page import BadQuery, parse_query
+from tallystick.console.model.escaped import show_on_page
 from tallystick.console.model.state import ConsoleState
-from tallystick.console.model.visible import show_on_page
 from tallystick.console.views.events import StreamMessage, announce_snapshot, list_unseen, stream_events
+from tallystick.console.views.metrics import read_metrics
 from tallystick.console.views.page_request import Lookups, PageRequest
 from tallystick.console.views.texts import format_count, format_duration, format_time, pluralize
 from tallystick.console.views.transactions import NO_STATE
 from tallystick.console.web.action_pages import ActionPages, encode_json, format_url
-from tallystick.console.web.download import download_record
 from tallystick.console.web.guard import HEADERS, check_request
 from tallystick.console.web.pages import MENU, PAGES, Page
-from tallystick.console.web.scrape import METRICS_PATH, MetricsPage
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.kernel.value import Value
+from tallystick.metrics.exposition import PrometheusText
+from tallystick.protocol.records import RecordsError
 from tallystick.security.http_auth import HttpCredentials
 
 _log = logging.getLogger("tallystick.console.web")
 
+METRICS_PATH: Final = "/metrics"
+PARTS: Final = ("key", "value")
+_NOT_IN_A_FILE_NAME: Final = re.compile(r"[^A-Za-z0-9._-]")
 FOLDER: Final = Path(__file__).parent
 STREAM_TYPE: Final = "text/event-stream"
 REQUEST_BYTES_MAX: Final = 256 * 1024
@@ -56,7 +65,7 @@ HEARTBEAT_S: Final = 15
 
 
 class WebOptions(Value, kw_only=True):
-    """How the pages are served.
+    """Options of the pages.
 
     names             host names that requests may come under; empty: any
     read_credentials  called for each request, so that a changed secret is in force at once
@@ -71,16 +80,16 @@ def create_app(
     options: WebOptions | None = None,
     clock: Clock | None = None,
     lookups: Lookups | None = None,
-    desk: ActionDesk | None = None,
+    action_service: ActionService | None = None,
 ) -> Starlette:
-    """Create the application. It starts and stops nothing: feed, lookups and desk are its caller's.
+    """Create the application. It starts and stops nothing: feed, lookups and action service are its caller's.
 
     Args:
         lookups: answers what single pages ask for; without it they show the snapshot alone.
-        desk: carries actions out; without one, nothing can be changed and no page offers it.
+        action_service: carries actions out; without one, nothing can be changed and no page offers it.
     """
     options = options or WebOptions()
-    shell = _Shell(feed, clock or SystemClock(), lookups, allows_actions=desk is not None)
+    shell = _Shell(feed, clock or SystemClock(), lookups, allows_actions=action_service is not None)
     metrics = MetricsPage(feed, clock or SystemClock())
     routes = [
         Route(METRICS_PATH, metrics.show),
@@ -88,8 +97,8 @@ def create_app(
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
         *(Route(page.path, partial(shell.show, page)) for page in PAGES),
     ]
-    if desk is not None:
-        actions = ActionPages(desk, feed, shell.templates, options.read_credentials)
+    if action_service is not None:
+        actions = ActionPages(action_service, feed, shell.templates, options.read_credentials)
         routes += actions.list_routes()
     guard = Middleware(_Guard, options=options)
     return Starlette(routes=routes, middleware=[guard], exception_handlers={404: shell.show_missing})
@@ -239,3 +248,54 @@ class _Guard:
             # The host may be the text of a proxy's header.
             text = "%s is not let in: its request has wrong credentials%s"
             _log.warning(text, show_on_page(host), more)
+
+
+async def download_record(lookups: Lookups | None, request: Request) -> Response:
+    """Answer with the bytes of one record's key or value, as a file. They are never shown.
+
+    `nosniff` is among the headers of every answer: no browser takes the bytes for a page or a script.
+    """
+    parameters = request.query_params
+    topic, part = parameters.get("topic", ""), parameters.get("part", "value")
+    try:
+        query = parse_query(topic, parameters)
+    except BadQuery as exc:
+        return PlainTextResponse(str(exc), 400)
+    if lookups is None or query is None or query.offset is None or part not in PARTS or not topic:
+        return PlainTextResponse("topic, partition, offset, and part=key or part=value are needed.", 400)
+    try:
+        content = await lookups.download(query.partition, query.offset, is_key=part == "key")
+    except (ClientError, RecordsError, TimeoutError) as exc:
+        return PlainTextResponse(describe_failure(exc), 502)
+    if content is None:
+        return PlainTextResponse(f"{query.partition} has no {part} at offset {query.offset}.", 404)
+    name = f"{_NOT_IN_A_FILE_NAME.sub('_', str(query.partition))}-{query.offset}-{part}.bin"
+    headers = {"Content-Disposition": f"attachment; filename={quote(name)}"}
+    return Response(content, media_type="application/octet-stream", headers=headers)
+
+
+class MetricsPage:
+    """Exports the newest state to Prometheus. Used on one event loop.
+
+    A scrape reads nothing from the cluster. Its text is written in a thread, one scrape at a time, so that
+    several scrapers, or one with a short interval, hold up no page.
+    """
+
+    def __init__(self, feed: StateFeed, clock: Clock) -> None:
+        """Load prometheus_client. Raises: MissingLibrary."""
+        self._feed, self._clock = feed, clock
+        self._text = PrometheusText()
+        self._lock = asyncio.Lock()
+
+    async def show(self, request: Request) -> Response:
+        """Answer with the metrics, as OpenMetrics if the scraper accepts that."""
+        accept = request.headers.get("accept", "")
+        async with self._lock:
+            body, content_type = await asyncio.to_thread(
+                self._format, accept, self._feed.state, self._clock.now_ms()
+            )
+        return Response(body, media_type=content_type)
+
+    def _format(self, accept: str, state: ConsoleState, now_ms: int) -> tuple[bytes, str]:
+        readings = [(family, list(samples)) for family, samples in read_metrics(state, now_ms, __version__)]
+        return self._text.format_for(accept, readings)

@@ -1,4 +1,4 @@
-"""Who may read the console, and the headers that every answer has. Pure.
+"""Access to the console, and the headers that every answer has. Pure.
 
 A console on loopback needs no login, but a browser on the same machine shows pages of other sites, too. The
 name of such a site may be made to lead to 127.0.0.1 (DNS rebinding), so requests are answered only under the
@@ -6,7 +6,7 @@ names that the console was started with. Nothing of a topic, a key or an id is e
 policy below would not run it.
 
 A form that changes something must come from a page of this console: the browser says from which it comes, and
-`console.actions.tickets` demands a token that only such a page holds.
+`console.actions.pending` demands a token that only such a page holds.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""Where the console listens, and who may read it."""
+"""The address of the console, and its credentials."""
 
 import ipaddress
 import socket
@@ -25,7 +25,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 class ListenOptions(Value, kw_only=True):
-    """Where the console listens, and who may read it.
+    """The address of the console, and its credentials.
 
     port          0: any free one
     host_names    further names that requests may come under

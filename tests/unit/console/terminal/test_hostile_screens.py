@@ -10,15 +10,15 @@ from tests.support.hostile_console import (
     HARMLESS,
     HOSTILE,
     HostileAnswers,
-    make_hostile_desk,
+    make_hostile_actions,
     make_hostile_state,
 )
 from tests.support.terminal import PLACING, WIDE, Screen, use_terminal
 from textual.events import Paste
 
-from tallystick.console.model.visible import show
+from tallystick.console.model.escaped import show
 from tallystick.console.terminal.app import TopServices
-from tallystick.console.terminal.places import MENU, Section
+from tallystick.console.terminal.routes import MENU, Section
 from tallystick.console.terminal.summary import list_summary
 from tallystick.kernel.value import Value, replace
 
@@ -32,18 +32,9 @@ WAYS = {
     "a transaction that hangs": ("2", "enter"),
     "a transaction that is known": ("2", "down", "down", "enter"),
     "the end of the page of one": ("2", "down", "down", "enter", "end"),
-    "the stores to their end": ("3", "end"),
-    "a topic": ("5", "enter"),
-    "a group": ("6", "enter"),
-    "the end of a group": ("6", "enter", "end"),
     "the end of the overview": ("end",),
     "help": ("question_mark",),
-    "the events": ("e",),
     "a history": ("2", "down", "down", "enter", "end"),
-    "the records": ("5", "enter", "enter"),
-    "a record": ("5", "enter", "enter", "enter"),
-    "the end of it": ("5", "enter", "enter", "enter", "end"),
-    "a record as JSON": ("5", "enter", "enter", "f", "enter"),
     "a dry run": ("2", "down", "down", "enter", "a"),
     "its end": ("2", "down", "down", "enter", "a", "end"),
     "what is to be typed": ("2", "down", "down", "enter", "a", "end", "enter"),
@@ -67,32 +58,32 @@ class Visit(Value):
 def visit_all(name: str) -> dict[str, Visit]:
     visits: dict[str, Visit] = {}
 
-    desk = make_hostile_desk(name)
+    action_service = make_hostile_actions(name)
 
     async def steps(screen: Screen) -> None:
-        async with desk:
+        async with action_service:
             for where, way in WAYS.items():
                 await screen.press("escape", "1")
                 length = len(screen.written)
                 for key in way:
                     await screen.press(key)
                     await screen.wait_until(lambda: has_answers(screen))
-                visits[where] = Visit(screen.written[length:], screen.lines, screen.app.place.section)
+                visits[where] = Visit(screen.written[length:], screen.lines, screen.app.route.section)
             visits["a result"] = await act(screen, name)
 
     state = make_hostile_state(name)
     events = state.events.note(name, f"{name} is a note", NOW_MS)
-    services = TopServices(lookups=HostileAnswers(name), desk=desk, user="ada")
+    services = TopServices(lookups=HostileAnswers(name), action_service=action_service, user="ada")
     use_terminal(replace(state, events=events), steps, size=WIDE, services=services)
     return visits
 
 
 def has_answers(screen: Screen) -> bool:
     """Return whether everything has come that the page has asked for."""
-    place, stage = screen.app.place, screen.app.panel.stage
-    if place.action is not None:
+    route, stage = screen.app.route, screen.app.panel.stage
+    if route.action is not None:
         return stage is not None and stage.plan is not None
-    return screen.app.asker.answer is not None or not (place.has_history or place.has_records)
+    return screen.app.answer is not None or not route.has_history
 
 
 async def act(screen: Screen, name: str) -> "Visit":
@@ -103,7 +94,7 @@ async def act(screen: Screen, name: str) -> "Visit":
     screen.app.post_message(Paste(plan.confirmation))
     await screen.press("enter")
     await screen.wait_until(lambda: "outcome unknown" in screen.text)
-    return Visit(screen.written[length:], screen.lines, screen.app.place.section)
+    return Visit(screen.written[length:], screen.lines, screen.app.route.section)
 
 
 @cache

@@ -17,11 +17,11 @@ from tests.support.console_facts import (
 )
 
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.cli.commands.top import look_once
 from tallystick.console.model.health import Health, Limits
 from tallystick.console.model.snapshot import GroupFacts, PartStatus, Snapshot
 from tallystick.console.model.state import ConsoleState, advance
-from tallystick.console.terminal.once import look_once
-from tallystick.console.terminal.summary import LookOutcome, judge_state, list_summary
+from tallystick.console.terminal.summary import LookOutcome, assess_state, list_summary
 from tallystick.kernel.value import replace
 
 READ = PartStatus(read_ms=NOW_MS - 200, tried_ms=NOW_MS - 200)
@@ -88,7 +88,7 @@ def look(source: Source, *, seconds_max: float = 60) -> ConsoleState:
 def test_one_look_is_enough_where_everything_was_read_and_nothing_contradicts() -> None:
     quiet = whole(make_snapshot(describe()))
     source = Source(quiet, again(quiet))
-    assert judge_state(look(source)) is LookOutcome.WELL
+    assert assess_state(look(source)) is LookOutcome.WELL
     assert (source.count, source.hurried) == (1, 0)
 
 
@@ -96,24 +96,24 @@ def test_what_contradicts_itself_is_looked_at_again_before_it_is_called_broken()
     """[CON-1]"""
     source = Source(torn(), again(torn()))
     state = look(source)
-    assert [each.health for each in state.joint] == [Health.BROKEN]
-    assert judge_state(state) is LookOutcome.NEEDS_OPERATOR
+    assert [each.health for each in state.transactions] == [Health.BROKEN]
+    assert assess_state(state) is LookOutcome.NEEDS_OPERATOR
     assert (source.count, source.hurried) == (2, 1)
 
 
 def test_a_part_that_was_not_tried_yet_is_waited_for() -> None:
     quiet = whole(make_snapshot())
     source = Source(replace(quiet, groups=GroupFacts()), quiet)
-    assert judge_state(look(source)) is LookOutcome.WELL
+    assert assess_state(look(source)) is LookOutcome.WELL
     assert source.count == 2
 
 
 def test_a_reading_that_lacked_something_is_tried_once_more() -> None:
     partial = whole(make_snapshot(failures=("t-0: its coordinator has moved",)))
     quiet = again(whole(make_snapshot()))
-    assert judge_state(look(Source(partial, quiet))) is LookOutcome.WELL
+    assert assess_state(look(Source(partial, quiet))) is LookOutcome.WELL
     source = Source(partial, again(partial), quiet)
-    assert judge_state(look(source)) is LookOutcome.INCOMPLETE
+    assert assess_state(look(source)) is LookOutcome.INCOMPLETE
     assert source.count == 2
 
 
@@ -126,15 +126,15 @@ def test_a_cluster_that_is_away_is_not_waited_for() -> None:
         transactions=replace(quiet.transactions, status=away),
     )
     state = look(Source(gone))
-    assert judge_state(state) is LookOutcome.INCOMPLETE
+    assert assess_state(state) is LookOutcome.INCOMPLETE
     assert "  cluster: refused" in list(list_summary(state, NOW_MS))
 
 
 def test_it_ends_when_its_time_is_over() -> None:
     state = look(Source(torn()), seconds_max=0)
-    assert judge_state(state) is LookOutcome.INCOMPLETE
+    assert assess_state(state) is LookOutcome.INCOMPLETE
     never = look(Source(), seconds_max=0)
-    assert judge_state(never) is LookOutcome.INCOMPLETE
+    assert assess_state(never) is LookOutcome.INCOMPLETE
     assert next(iter(list_summary(never, NOW_MS))) == ", not read"
     unread = advance(ConsoleState(), whole(make_snapshot(stores=[make_store(read_ms=0)])))
     assert next(iter(list_summary(unread, NOW_MS))).endswith(", not all read")
@@ -144,15 +144,15 @@ def test_it_ends_when_its_time_is_over() -> None:
 def test_every_health_has_an_outcome(health: Health) -> None:
     quiet = whole(make_snapshot(describe()))
     state = advance(advance(ConsoleState(), quiet), again(quiet))
-    (each,) = state.joint
-    state = replace(state, joint=(replace(each, judgement=replace(each.judgement, health=health)),))
+    (each,) = state.transactions
+    state = replace(state, transactions=(replace(each, assessment=replace(each.assessment, health=health)),))
     expected = {
         Health.OK: LookOutcome.WELL,
         Health.SLOW: LookOutcome.WELL,
         Health.UNKNOWN: LookOutcome.INCOMPLETE,
         Health.UNSETTLED: LookOutcome.INCOMPLETE,
     }
-    assert judge_state(state) is expected.get(health, LookOutcome.NEEDS_OPERATOR)
+    assert assess_state(state) is expected.get(health, LookOutcome.NEEDS_OPERATOR)
 
 
 def test_what_needs_an_operator_is_printed_with_its_command_in_one_line() -> None:

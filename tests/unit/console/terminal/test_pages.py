@@ -7,13 +7,11 @@ from tests.support.console_facts import (
     NOW_MS,
     WRITER,
     describe,
-    make_prefix,
     make_row,
     make_snapshot,
     make_store,
     read_again,
 )
-from tests.support.console_worlds import make_crowd
 from tests.support.hostile_console import HARMLESS, make_hostile_state
 
 from tallystick.console.model.snapshot import PartStatus
@@ -28,46 +26,43 @@ from tallystick.console.terminal.frame import (
 )
 from tallystick.console.terminal.lines import Anchor, PageLines
 from tallystick.console.terminal.pages import build_page
-from tallystick.console.terminal.places import (
+from tallystick.console.terminal.pages.guide import CONSOLE_URL
+from tallystick.console.terminal.routes import (
     MENU,
     Order,
-    Place,
+    Route,
     Section,
     cycle_order,
     format_filter,
     parse_filter,
+    route_to_browser,
     sort_rows,
 )
-from tallystick.console.views.lists import PAGE_ROWS
-from tallystick.console.views.stores import ROWS_MAX
 from tallystick.console.views.transactions import TransactionFilter, build_transactions
 from tallystick.kernel.value import replace
 
 STATE = make_hostile_state(HARMLESS)
-PLACES = [
-    *(Place(section=section) for section in Section),
-    Place(section=Section.TRANSACTIONS, key=HARMLESS),
-    Place(section=Section.TRANSACTIONS, key="producer:77:0"),
-    Place(section=Section.TRANSACTIONS, key="nothing of this name"),
-    Place(section=Section.TOPICS, key=HARMLESS),
-    Place(section=Section.TOPICS, key="nothing of this name"),
-    Place(section=Section.GROUPS, key=HARMLESS),
-    Place(section=Section.GROUPS, key="nothing of this name"),
+ROUTES = [
+    *(Route(section=section) for section in Section),
+    Route(section=Section.TRANSACTIONS, key=HARMLESS),
+    Route(section=Section.TRANSACTIONS, key="producer:77:0"),
+    Route(section=Section.TRANSACTIONS, key="nothing of this name"),
+    route_to_browser("topics", "a/b c"),
 ]
 
 
-def show(place: Place, state: ConsoleState = STATE, width: int = 200) -> tuple[str, list[Anchor]]:
+def show(route: Route, state: ConsoleState = STATE, width: int = 200) -> tuple[str, list[Anchor]]:
     """Return the text of a page, and what the cursor can stand on."""
-    lines = PageLines(build_page(state, place, NOW_MS).blocks, width)
+    lines = PageLines(build_page(state, route, NOW_MS).blocks, width)
     shown = [lines.get_line(number) for number in range(lines.count)]
     return "\n".join(line.text.rstrip() for line in shown), [line.anchor for line in shown if line.anchor]
 
 
 @pytest.mark.parametrize(
-    ("place", "texts"),
+    ("route", "texts"),
     [
         (
-            Place(),
+            Route(),
             [
                 "hanging  1 transaction hanging",
                 "What to look at",
@@ -75,11 +70,11 @@ def show(place: Place, state: ConsoleState = STATE, width: int = 200) -> tuple[s
             ],
         ),
         (
-            Place(section=Section.TRANSACTIONS),
+            Route(section=Section.TRANSACTIONS),
             ["hanging 1, recover 2, ok 1; worst first", "producer:77:0", "no coordinator", "3 min 5 s"],
         ),
         (
-            Place(section=Section.TRANSACTIONS, key=HARMLESS),
+            Route(section=Section.TRANSACTIONS, key=HARMLESS),
             [
                 "Its writer is gone",
                 "[x]  coordinator",
@@ -89,66 +84,54 @@ def show(place: Place, state: ConsoleState = STATE, width: int = 200) -> tuple[s
             ],
         ),
         (
-            Place(section=Section.TRANSACTIONS, key=HARMLESS),
+            Route(section=Section.TRANSACTIONS, key=HARMLESS),
             [
                 "Token             5:3 (producer id:epoch)",
                 "Last committed    5:3",
                 "prepared_transaction_state='5:3'",
             ],
         ),
-        (Place(section=Section.TRANSACTIONS, key="x"), ["No transaction of this id is open"]),
-        (Place(section=Section.STORES), ["Rows              2, 2 with an open transaction", "expired"]),
-        (Place(section=Section.PIPELINES), ["loud", "Last batch        7", "open", f"{HARMLESS}: 3"]),
-        (Place(section=Section.TOPICS), ["Topic", "orders"]),
-        (Place(section=Section.TOPICS, key="orders"), ["recover", HARMLESS]),
-        (Place(section=Section.TOPICS, key="x"), ["no topic of this name"]),
-        (Place(section=Section.GROUPS), ["To read"]),
-        (Place(section=Section.GROUPS, key=HARMLESS), ["1 marker, 2 aborted", "in a transaction", "Members"]),
-        (Place(section=Section.GROUPS, key="x"), ["no group of this name"]),
-        (Place(section=Section.HELP), ["Enter", "hanging"]),
+        (Route(section=Section.TRANSACTIONS, key="x"), ["No transaction of this id is open"]),
+        (Route(section=Section.BROWSER), ["--store", f"{CONSOLE_URL}/groups", "reset of offsets"]),
+        (
+            route_to_browser("topics", "a/b c"),
+            [f"{CONSOLE_URL}/topics/a%2Fb%20c\n", f"{CONSOLE_URL}/topics\n"],
+        ),
+        (Route(section=Section.HELP), ["Enter", "hanging"]),
     ],
 )
-def test_what_is_on_a_page(place: Place, texts: list[str]) -> None:
-    shown, _ = show(place)
+def test_what_is_on_a_page(route: Route, texts: list[str]) -> None:
+    shown, _ = show(route)
     assert [text for text in texts if text not in shown] == []
 
 
-@pytest.mark.parametrize("place", PLACES, ids=str)
-def test_every_place_that_a_row_leads_to_is_a_page(place: Place) -> None:
-    _, anchors = show(place)
-    for anchor in anchors:
-        if anchor.target is not None:
-            assert "of this name" not in show(anchor.target)[0]
-
-
-@pytest.mark.parametrize("place", PLACES, ids=str)
-def test_anchors_have_names_of_their_own(place: Place) -> None:
-    names = [anchor.name for anchor in show(place)[1]]
+@pytest.mark.parametrize("route", ROUTES, ids=str)
+def test_anchors_have_names_of_their_own(route: Route) -> None:
+    names = [anchor.name for anchor in show(route)[1]]
     assert len(names) == len(set(names))
     assert "" not in names
 
 
 def test_what_could_not_be_read_is_first_on_the_page() -> None:
-    assert show(Place(section=Section.STORES))[0].startswith(
-        "Not everything could be read:\n- pay-harmless: away"
-    )
+    shown, _ = show(Route())
+    assert shown.startswith("Not everything could be read:\n")
+    assert "- pay-harmless: away" in shown
 
 
 def test_before_the_first_reading_nothing_is_called_empty() -> None:
-    assert "Nothing has been read yet." in show(Place(), ConsoleState())[0]
-    assert "Nothing has been read yet." in show(Place(section=Section.TRANSACTIONS), ConsoleState())[0]
+    assert "Nothing has been read yet." in show(Route(), ConsoleState())[0]
+    assert "Nothing has been read yet." in show(Route(section=Section.TRANSACTIONS), ConsoleState())[0]
 
 
 def test_lists_are_filtered_and_say_so() -> None:
     wanted = TransactionFilter(health="recover", text="harmless-2")
-    shown, anchors = show(Place(section=Section.TRANSACTIONS, filter=wanted))
+    shown, anchors = show(Route(section=Section.TRANSACTIONS, filter=wanted))
     assert [anchor.name for anchor in anchors] == [f"{HARMLESS}-2"]
     assert "1 match the filter health=recover harmless-2" in shown
     nothing = TransactionFilter(text="of no name")
-    for section in (Section.TRANSACTIONS, Section.TOPICS, Section.GROUPS, Section.STORES):
-        shown, anchors = show(Place(section=section, filter=nothing))
-        assert "match" in shown
-        assert [anchor for anchor in anchors if anchor.target is not None] == []
+    shown, anchors = show(Route(section=Section.TRANSACTIONS, filter=nothing))
+    assert "match" in shown
+    assert anchors == []
 
 
 def test_transactions_are_sorted() -> None:
@@ -167,38 +150,9 @@ def test_transactions_are_sorted() -> None:
 def test_ten_thousand_transactions_are_one_list() -> None:
     snapshot = make_snapshot(*(describe(f"id-{number:05}") for number in range(10_000)))
     lines = PageLines(
-        build_page(advance(ConsoleState(), snapshot), Place(section=Section.TRANSACTIONS), NOW_MS).blocks, 80
+        build_page(advance(ConsoleState(), snapshot), Route(section=Section.TRANSACTIONS), NOW_MS).blocks, 80
     )
     assert lines.find("id-09999") == lines.count - 1
-
-
-@pytest.mark.parametrize("section", [Section.TRANSACTIONS, Section.TOPICS, Section.GROUPS], ids=str)
-def test_a_list_has_all_its_rows_and_not_a_page_of_the_browser(section: Section) -> None:
-    """The view models are paged for browsers, in PAGE_ROWS: a terminal asks for all."""
-    count = 3 * PAGE_ROWS + 1
-    crowd = make_crowd(transactions=count, groups=count)
-    topics = replace(
-        crowd.topics, partition_counts={f"topic-{number}": 1 for number in range(count)}, offsets={}
-    )
-    state = advance(ConsoleState(), replace(crowd, topics=topics))
-    _, anchors = show(Place(section=section), state)
-    assert len({anchor.target.key for anchor in anchors if anchor.target is not None}) == count
-    wanted = TransactionFilter(text=f"-{count - 1}")
-    _, anchors = show(Place(section=section, filter=wanted), state)
-    assert [str(anchor.target and anchor.target.key).rpartition("-")[2] for anchor in anchors] == [
-        str(count - 1)
-    ]
-
-
-def test_a_filter_finds_every_row_of_a_store() -> None:
-    rows = [make_row(f"pay-{number:03}", state=WRITER, settled=True) for number in range(3 * ROWS_MAX)]
-    state = advance(ConsoleState(), make_snapshot(stores=[make_store(*rows)]))
-    shown, anchors = show(Place(section=Section.STORES), state)
-    assert len([anchor for anchor in anchors if anchor.target is not None]) == len(rows)
-    assert "rows are shown" not in shown
-    wanted = TransactionFilter(text=rows[-1].transactional_id)
-    shown, anchors = show(Place(section=Section.STORES, filter=wanted), state)
-    assert [anchor.target.key for anchor in anchors if anchor.target is not None] == [wanted.text]
 
 
 FILTERS = st.builds(
@@ -223,31 +177,31 @@ def test_anything_that_is_typed_is_a_filter(text: str) -> None:
 # ------------------------------------------------------------------------------------ the frame
 
 
-def make_frame(state: ConsoleState, place: Place, now_ms: int = NOW_MS) -> Frame:
-    info = build_page(state, place, now_ms).info
-    return Frame(health="ok", place=place, info=info, built_ms=now_ms, away=describe_away(state, now_ms))
+def make_frame(state: ConsoleState, route: Route, now_ms: int = NOW_MS) -> Frame:
+    info = build_page(state, route, now_ms).info
+    return Frame(health="ok", route=route, info=info, built_ms=now_ms, away=describe_away(state, now_ms))
 
 
 @pytest.mark.parametrize("width", [80, 200])
-@pytest.mark.parametrize("place", PLACES, ids=str)
-def test_the_frame_fits(place: Place, width: int) -> None:
-    frame = make_frame(STATE, place)
+@pytest.mark.parametrize("route", ROUTES, ids=str)
+def test_the_frame_fits(route: Route, width: int) -> None:
+    frame = make_frame(STATE, route)
     head = head_lines(frame, NOW_MS, "9,981-9,999 of 10,000", width)
-    keys = key_line(place, width)
+    keys = key_line(route, width)
     detail = detail_lines(frame, Anchor(name="x", reason="reason " * 80), width)
     assert (len(head), len(detail)) == (3, DETAIL_LINES)
     assert all(len(line.text) <= width for line in (*head, *detail, keys))
     assert "q quit  c copy" in keys.text
-    assert ("/ filter" in keys.text) == place.can_filter
-    if place.section in MENU:
-        assert f" {place.section.value}]" in head[1].text
+    assert ("/ filter" in keys.text) == route.lists_transactions
+    if route.section in MENU:
+        assert f" {route.section.value}]" in head[1].text
 
 
 def test_the_age_grows_while_nothing_is_read() -> None:
-    frame = make_frame(STATE, Place())
+    frame = make_frame(STATE, Route())
     assert "ms ago" in head_lines(frame, NOW_MS, "", 80)[0].text
     assert "read 43 s ago" in head_lines(frame, NOW_MS + 43_000, "", 80)[0].text
-    assert "not read yet" in head_lines(make_frame(ConsoleState(), Place()), NOW_MS, "", 80)[0].text
+    assert "not read yet" in head_lines(make_frame(ConsoleState(), Route()), NOW_MS, "", 80)[0].text
 
 
 def test_a_cluster_that_is_away_is_said_on_every_page_with_its_age() -> None:
@@ -262,8 +216,8 @@ def test_a_cluster_that_is_away_is_said_on_every_page_with_its_age() -> None:
     )
     state = advance(advance(ConsoleState(), snapshot), gone)
     text = "! The cluster cannot be read, last read 43 s ago: transactions: refused"
-    for place in PLACES:
-        assert head_lines(make_frame(state, place, NOW_MS + 3_000), NOW_MS + 3_000, "", 80)[
+    for route in ROUTES:
+        assert head_lines(make_frame(state, route, NOW_MS + 3_000), NOW_MS + 3_000, "", 80)[
             2
         ].text.startswith(text)
     assert describe_away(advance(ConsoleState(), snapshot), NOW_MS) == ""
@@ -305,18 +259,10 @@ def test_a_cluster_that_is_back_is_not_called_away_by_what_was_read_before() -> 
 def test_a_store_that_was_never_read_is_not_taken_for_the_cluster() -> None:
     snapshot = make_snapshot(stores=[make_store(failures=("refused",), read_ms=0)])
     state = advance(ConsoleState(), snapshot)
-    assert head_lines(make_frame(state, Place()), NOW_MS, "", 80)[0].text.endswith("  not all read yet")
+    assert head_lines(make_frame(state, Route()), NOW_MS, "", 80)[0].text.endswith("  not all read yet")
 
 
 def test_a_note_stands_in_place_of_the_reason() -> None:
-    frame = replace(make_frame(STATE, Place()), note="Copied.")
+    frame = replace(make_frame(STATE, Route()), note="Copied.")
     assert detail_lines(frame, Anchor(name="x", reason="why"), 80)[0].text == "Copied."
-    assert detail_lines(make_frame(STATE, Place()), None, 80)[0].text == ""
-
-
-def test_transactions_of_a_query_that_are_in_no_decision_lead_to_their_pages() -> None:
-    worker = f"loud/w/{'b' * 16}/0"
-    snapshot = make_snapshot(describe(worker), prefixes=[make_prefix("loud")])
-    shown, anchors = show(Place(section=Section.PIPELINES), advance(ConsoleState(), snapshot))
-    assert "Open, and in no decision" in shown
-    assert anchors[-1].target == Place(section=Section.TRANSACTIONS, key=worker)
+    assert detail_lines(make_frame(STATE, Route()), None, 80)[0].text == ""

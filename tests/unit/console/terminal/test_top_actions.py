@@ -17,25 +17,20 @@ from tests.support.console_facts import (
     make_store,
     read_again,
 )
-from tests.support.hostile_console import HARMLESS, make_hostile_state
 from tests.support.terminal import SMALL, Screen, use_terminal
-from tests.support.terminal_desk import DONE, USER, Stage
+from tests.support.terminal_actions import DONE, USER, Stage
 from textual.events import Key
 
-from tallystick.admin.model import GroupDescription
-from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.console.actions.audit import AUDIT_LOGGER
 from tallystick.console.actions.readings import (
     CompletionOutlook,
-    OffsetMove,
-    ResetReading,
     TransactionReading,
 )
-from tallystick.console.actions.request import CompleteByState, ForceTerminate, ResetOffsets, ResolveRow
+from tallystick.console.actions.request import CompleteByState, ForceTerminate, ResolveRow
 from tallystick.console.actions.results import report_refusal, report_unknown
 from tallystick.console.model.snapshot import Snapshot
 from tallystick.console.model.state import ConsoleState, advance
-from tallystick.console.terminal.places import Place, Section
+from tallystick.console.terminal.routes import Route, Section
 from tallystick.console.terminal.run import hold_log
 from tallystick.kernel.value import replace
 
@@ -93,7 +88,7 @@ def test_a_transaction_is_resolved_by_keys_alone(tmp_path: Path) -> None:
         await confirm(screen, NAME)
         await screen.wait_until(lambda: f"done  {DONE}" in screen.text)
         await screen.press("escape")
-        assert screen.app.place == Place(section=Section.TRANSACTIONS, key=NAME)
+        assert screen.app.route == Route(section=Section.TRANSACTIONS, key=NAME)
 
     stage.play(TROUBLE, steps)
     assert stage.actions == [ResolveRow(transactional_id=NAME, store=STORE)]
@@ -114,7 +109,7 @@ def test_another_id_than_the_one_that_is_shown_does_nothing() -> None:
             assert see(screen, f"Something else was typed, and nothing was done. Type {NAME} and press Enter")
             await screen.press("escape")
         await screen.press("escape", "escape")
-        assert screen.app.place == Place(section=Section.TRANSACTIONS)
+        assert screen.app.route == Route(section=Section.TRANSACTIONS)
 
     stage.play(TROUBLE, steps)
     assert stage.actions == []
@@ -134,7 +129,7 @@ def test_keys_that_come_at_once_leave_the_prompt_its_note() -> None:
 
 
 def test_a_state_that_has_moved_is_refused_with_what_has_changed() -> None:
-    """[ACT-1] through the desk: the screen says what."""
+    """[ACT-1] through the service: the screen says what."""
     stage = Stage(READING)
 
     async def steps(screen: Screen) -> None:
@@ -168,7 +163,7 @@ def test_an_unknown_outcome_lists_what_to_look_at() -> None:
     assert len(stage.actions) == 1
 
 
-def test_a_desk_that_fails_leaves_the_outcome_unknown() -> None:
+def test_a_failing_action_leaves_the_outcome_unknown() -> None:
     """[ACT-3] An error of which nothing is known is no refusal."""
     stage = Stage(READING)
 
@@ -253,7 +248,7 @@ def test_a_prepared_transaction_is_completed_by_the_state_that_was_typed() -> No
     async def steps(screen: Screen) -> None:
         await screen.press("2", "enter", "a")
         assert see(screen, "Open is 5:3")
-        assert see(screen, "State that the other half has stored: not given yet")
+        assert see(screen, "State that the other side has stored: not given yet")
         await screen.press("enter", *"5-3", "enter")
         assert see(screen, "state: ")
         await screen.press("escape", "enter", *"5:3", "enter")
@@ -265,40 +260,6 @@ def test_a_prepared_transaction_is_completed_by_the_state_that_was_typed() -> No
 
     stage.play(orphan, steps)
     assert stage.actions == [CompleteByState(transactional_id=NAME, state="5:3")]
-
-
-def test_offsets_of_a_group_are_reset_to_what_was_chosen() -> None:
-    group = GroupDescription(
-        group_id=HARMLESS, coordinator=1, state="Empty", type="classic", assignor="", members=()
-    )
-    move = OffsetMove(current=OffsetAndMetadata(4), target=OffsetAndMetadata(7))
-    stage = Stage(ResetReading(group=group, moves={ORDERS: move}))
-
-    async def steps(screen: Screen) -> None:
-        await screen.press("6", "enter", "end")
-        assert see(screen, "Reset its offsets")
-        await screen.press("enter")
-        assert see(screen, "Where the offsets are to go")
-        await screen.press("end", "enter", *"orders:0", "enter")
-        assert see(screen, "topics orders:0")
-        await screen.press("down", "down", "enter", *"x", "enter")
-        assert see(screen, "to-offset: 'x' is not a whole number of records")
-        await screen.press("escape", "enter", *"7", "enter")
-        await screen.wait_until(lambda: "This is a dry run" in screen.text)
-        await screen.move_to("To be typed")
-        assert see(screen, "orders-0: from 4 to 7: 3 offsets are passed over.")
-        await screen.press("enter", *HARMLESS, "enter")
-        await screen.wait_until(lambda: f"done  {DONE}" in screen.text)
-
-    stage.play(make_hostile_state(HARMLESS), steps)
-    (request,) = stage.actions
-    assert isinstance(request, ResetOffsets)
-    assert (request.group_id, request.target.value, request.value, request.topics) == (
-        HARMLESS,
-        "to-offset",
-        "7",
-        ("orders:0",),
-    )
 
 
 @pytest.mark.parametrize(
@@ -348,7 +309,7 @@ def test_an_action_goes_on_while_other_pages_are_shown() -> None:
         assert see(screen, "It is under way.")
         await screen.press("r")
         assert see(screen, "It is under way.")
-        await screen.press("5")
+        await screen.press("3")
         assert f"Resolve {NAME}: under way. a shows it." in screen.lines[-3]
         await screen.press("2", "a")
         assert see(screen, "It is under way.")
@@ -465,25 +426,16 @@ def test_without_the_option_the_command_is_shown_to_be_copied_as_ever() -> None:
     async def steps(screen: Screen) -> None:
         await screen.press("2", "enter", "a")
         assert "Actions are off: start it with --allow-actions. c copies the command." in screen.text
-        assert screen.app.place == Place(section=Section.TRANSACTIONS, key=NAME)
+        assert screen.app.route == Route(section=Section.TRANSACTIONS, key=NAME)
         await screen.press("down", "up")
         assert "c copies: tallystick transactions resolve" in screen.text
         assert "dry run" not in screen.text
         await screen.press("c")
         assert "Copied" in screen.text
-        await screen.press("6", "a")
+        await screen.press("3", "a")
         assert see(screen, "There is no action here.")
 
     use_terminal(TROUBLE, steps)
-
-
-def test_a_group_offers_no_reset_without_the_option() -> None:
-    async def steps(screen: Screen) -> None:
-        await screen.press("6", "enter", "end")
-        assert "groups describe" in screen.text
-        assert "Reset its offsets" not in screen.text
-
-    use_terminal(make_hostile_state(HARMLESS), steps)
 
 
 def test_a_command_that_changes_nothing_is_no_action() -> None:

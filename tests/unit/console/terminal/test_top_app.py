@@ -1,19 +1,18 @@
 """The terminal application, driven by keys: no terminal, no clock, no cluster."""
 
+import asyncio
 import base64
 
 import pytest
 from tests.support.console_facts import (
     NOW_MS,
-    WRITER,
     describe,
     make_case,
-    make_row,
     make_snapshot,
-    make_store,
     pair,
     read_again,
 )
+from tests.support.console_site import serve
 from tests.support.hostile_console import HARMLESS, make_hostile_state
 from tests.support.terminal import SMALL, STYLE, WIDE, Screen, use_terminal
 
@@ -21,7 +20,9 @@ from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.console.model.snapshot import PartStatus, Snapshot
 from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.terminal.app import TopServices
-from tallystick.console.terminal.places import MENU, Order, Section
+from tallystick.console.terminal.pages.guide import CONSOLE_URL
+from tallystick.console.terminal.routes import MENU, Order, Route, Section, route_to_browser
+from tallystick.console.terminal.run import find_console
 from tallystick.kernel.value import replace
 
 pytestmark = pytest.mark.slow
@@ -46,7 +47,7 @@ def test_digits_lead_to_the_pages(size: tuple[int, int]) -> None:
         assert "1 transaction hanging" in screen.text
         for number, section in enumerate(MENU, 1):
             await screen.press(str(number))
-            assert screen.app.place.section is section
+            assert screen.app.route.section is section
             assert f"[{number} {section.value}]" in screen.lines[1]
             assert len(screen.lines) == size[1]
             assert "q quit" in screen.lines[-1]
@@ -59,31 +60,63 @@ def test_enter_opens_and_escape_leads_back_to_the_same_row() -> None:
         await screen.press("2", "down", "down")
         line = screen.cursor_line
         await screen.press("enter")
-        assert screen.app.place.key == HARMLESS
+        assert screen.app.route.key == HARMLESS
         assert "Its writer is gone" in screen.text
         await screen.press("end", "escape")
-        assert (screen.app.place.section, screen.app.place.key) == (Section.TRANSACTIONS, None)
+        assert (screen.app.route.section, screen.app.route.key) == (Section.TRANSACTIONS, None)
         assert screen.cursor_line == line
         await screen.press("escape")
-        assert screen.app.place.section is Section.OVERVIEW
+        assert screen.app.route.section is Section.OVERVIEW
         await screen.press("escape")
-        assert screen.app.place.section is Section.OVERVIEW
+        assert screen.app.route.section is Section.OVERVIEW
 
     use_terminal(STATE, steps)
 
 
-def test_a_chain_of_pages_is_left_step_by_step() -> None:
+def test_a_partition_leads_to_the_address_of_its_topic_and_back() -> None:
     async def steps(screen: Screen) -> None:
-        await screen.press("6", "enter")
-        assert screen.app.place.key == HARMLESS
+        await screen.press("2", "down", "down", "enter")
+        await screen.move_to("orders-0")
+        line = screen.cursor_line
         await screen.press("enter")
-        assert screen.app.place.section is Section.TOPICS
-        await screen.press("t")
-        assert screen.app.place.section is Section.TRANSACTIONS
-        await screen.press("escape", "backspace")
-        assert screen.app.place.section is Section.GROUPS
+        assert screen.app.route == route_to_browser("topics", "orders")
+        assert "http://127.0.0.1:8080/topics/orders" in screen.text
+        await screen.press("escape")
+        assert screen.app.route.key == HARMLESS
+        assert screen.cursor_line == line
+        await screen.press("backspace")
+        assert screen.app.route.section is Section.TRANSACTIONS
 
     use_terminal(STATE, steps, size=WIDE)
+
+
+def test_the_address_of_a_console_that_runs_is_copied() -> None:
+    asked: list[str | None] = []
+
+    async def find_console(cluster_id: str | None) -> str:
+        asked.append(cluster_id)
+        return CONSOLE_URL
+
+    async def steps(screen: Screen) -> None:
+        await screen.press("3")
+        await screen.wait_until(lambda: "The console runs." in screen.text)
+        assert "tallystick console" not in screen.text
+        await screen.move_to("/groups")
+        await screen.press("c")
+        assert base64.b64encode(f"{CONSOLE_URL}/groups".encode()).decode() in screen.written
+        assert asked == [STATE.snapshot.cluster.cluster_id]
+
+    use_terminal(STATE, steps, services=TopServices(find_console=find_console))
+
+
+def test_without_a_console_there_is_the_command_that_starts_it() -> None:
+    async def steps(screen: Screen) -> None:
+        await screen.press("3")
+        assert "No console of this cluster answers" in screen.text
+        assert "tallystick console --bootstrap-server" in screen.text
+        assert f"{CONSOLE_URL}/stores" in screen.text
+
+    use_terminal(STATE, steps)
 
 
 def test_the_reason_of_the_row_under_the_cursor_is_below_the_page() -> None:
@@ -99,7 +132,7 @@ def test_the_reason_of_the_row_under_the_cursor_is_below_the_page() -> None:
 def test_a_filter_is_typed_applied_and_left() -> None:
     async def steps(screen: Screen) -> None:
         await screen.press("2", "slash", *"q1s?", "escape")
-        assert (screen.app.place.section, screen.app.place.filter.text) == (Section.TRANSACTIONS, "")
+        assert (screen.app.route.section, screen.app.route.filter.text) == (Section.TRANSACTIONS, "")
         await screen.press("slash", *"health=recover", "enter")
         assert "2 match the filter health=recover" in screen.text
         assert "producer:77:0" not in screen.text
@@ -107,10 +140,8 @@ def test_a_filter_is_typed_applied_and_left() -> None:
         assert "2 match" in screen.text
         await screen.press("escape")
         assert "producer:77:0" in screen.text
-        await screen.press("5", "slash", *"order", "enter")
-        assert screen.app.place.filter.text == "order"
-        await screen.press("4", "slash")
-        assert screen.app.place.section is Section.PIPELINES
+        await screen.press("3", "slash", "s")
+        assert screen.app.route == Route(section=Section.BROWSER)
 
     use_terminal(STATE, steps)
 
@@ -123,7 +154,7 @@ def test_what_is_pasted_into_the_filter_is_made_visible() -> None:
         screen.app.post_message(Paste("pay\x1b[5;31m\u202e"))
         await screen.settle()
         await screen.press("enter")
-        assert screen.app.place.filter.text == r"pay\x1b[5;31m\u202e".replace("\\", "")
+        assert screen.app.route.filter.text == r"pay\x1b[5;31m\u202e".replace("\\", "")
 
     use_terminal(STATE, steps)
 
@@ -133,10 +164,10 @@ def test_sorting_keeps_the_list() -> None:
         await screen.press("2")
         for order in (*list(Order)[1:], Order.WORST):
             await screen.press("s")
-            assert screen.app.place.order is order
+            assert screen.app.route.order is order
             assert order.value in screen.text
         await screen.press("1", "s")
-        assert screen.app.place.order is Order.WORST
+        assert screen.app.route.order is Order.WORST
 
     use_terminal(STATE, steps)
 
@@ -164,7 +195,7 @@ def test_a_row_keeps_its_place_under_the_cursor_when_the_data_change() -> None:
 def test_a_transaction_that_ends_leaves_its_page_and_says_so() -> None:
     async def steps(screen: Screen) -> None:
         await screen.press("2", "enter")
-        assert screen.app.place.key == "id-5000"
+        assert screen.app.route.key == "id-5000"
         await screen.publish(read_again(make_snapshot()))
         assert "No transaction of this id is open" in screen.text
 
@@ -222,7 +253,7 @@ def test_a_command_is_copied_whole_and_not_by_accident() -> None:
         command = base64.b64decode(copied).decode()
         assert command.startswith("tallystick transactions resolve --bootstrap-server")
         assert "Copied" in screen.text
-        await screen.press("escape", "5", "c")
+        await screen.press("question_mark", "c")
         assert "There is no command here." in screen.text
         assert screen.written.count("\x1b]52") == 1
 
@@ -239,7 +270,7 @@ def test_keys_ask_for_help_and_for_newer_data() -> None:
         await screen.press("question_mark", "question_mark")
         assert "move by a screen" in screen.text
         await screen.press("escape")
-        assert screen.app.place.section is Section.OVERVIEW
+        assert screen.app.route.section is Section.OVERVIEW
 
     use_terminal(STATE, steps, services=TopServices(read_soon=lambda: asked.append(True)))
 
@@ -317,16 +348,6 @@ def test_the_colours_are_those_of_the_terminal() -> None:
     use_terminal(STATE, steps)
 
 
-def test_a_store_has_its_rows_and_their_transactions() -> None:
-    snapshot = make_snapshot(describe(age_ms=120_000), stores=[make_store(make_row(state=WRITER))])
-
-    async def steps(screen: Screen) -> None:
-        await screen.press("3", "down", "down", "enter")
-        assert screen.app.place.key == "pay-1"
-
-    use_terminal(settle(snapshot), steps)
-
-
 @pytest.mark.parametrize("size", [(1, 1), (9, 4), (30, 7), (300, 90)], ids=str)
 def test_a_window_of_any_size_shows_what_fits(size: tuple[int, int]) -> None:
     async def steps(screen: Screen) -> None:
@@ -336,3 +357,13 @@ def test_a_window_of_any_size_shows_what_fits(size: tuple[int, int]) -> None:
         assert len(screen.lines) == size[1]
 
     use_terminal(STATE, steps, size=size)
+
+
+def test_a_console_of_the_same_cluster_is_found() -> None:
+    snapshot = make_snapshot()
+    with serve(snapshot) as site:
+        port = int(site.url.rpartition(":")[2])
+        assert asyncio.run(find_console(snapshot.cluster.cluster_id, port)) == site.url
+        assert asyncio.run(find_console("another", port)) == ""
+        assert asyncio.run(find_console(None, port)) == ""
+    assert asyncio.run(find_console(snapshot.cluster.cluster_id, port)) == ""

@@ -6,11 +6,11 @@ It is made of the stage alone: nothing on it moves while the cluster is read.
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from tallystick.console.actions.plan import ActionPlan, Guard, PlannedHalf
-from tallystick.console.actions.request import ActionAddress, ActionKind, ResetTarget
+from tallystick.console.actions.plan import ActionPlan, Guard, PlannedSide
+from tallystick.console.actions.request import ActionAddress, ActionKind
 from tallystick.console.actions.results import ActionOutcome, ActionResult
+from tallystick.console.model.escaped import show
 from tallystick.console.model.state import ConsoleState
-from tallystick.console.model.visible import show
 from tallystick.console.terminal.action_stage import ActionStage, begin_stage
 from tallystick.console.terminal.lines import (
     Anchor,
@@ -24,19 +24,12 @@ from tallystick.console.terminal.lines import (
     heading,
     say,
 )
-from tallystick.console.terminal.places import Place
 from tallystick.console.terminal.prompts import LENGTH_MAX, ask_field, ask_to_confirm
+from tallystick.console.terminal.routes import Route
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.transaction import find_open_state
 from tallystick.kernel.value import replace
 
-_TARGETS: Final = {
-    ResetTarget.EARLIEST: ("to the first record of each partition", ""),
-    ResetTarget.LATEST: ("to the end of each partition", ""),
-    ResetTarget.OFFSET: ("to an offset", "The offset."),
-    ResetTarget.DATETIME: ("to a time", "The time (UTC), such as 2026-11-21T12:00:00Z."),
-    ResetTarget.SHIFT: ("by a number of records", "The number of records; with a minus they are read again."),
-}
 _ROLES: Final = {
     ActionOutcome.DONE: TextRole.GOOD,
     ActionOutcome.REFUSED: TextRole.DOUBTFUL,
@@ -45,14 +38,14 @@ _ROLES: Final = {
 
 
 def build(
-    state: ConsoleState, place: Place, now_ms: int, stage: ActionStage | None
+    state: ConsoleState, route: Route, now_ms: int, stage: ActionStage | None
 ) -> tuple[PageInfo, list[Block]]:
     """Build the page."""
-    if stage is None and place.action is not None:
-        stage = begin_stage(place.action)
+    if stage is None and route.action is not None:
+        stage = begin_stage(route.action)
     if stage is None:
         return describe_page("Action", state.snapshot, (), now_ms), []
-    return _describe(state, stage, now_ms), list(_list_blocks(stage, place, state))
+    return _describe(state, stage, now_ms), list(_list_blocks(stage, state))
 
 
 def _describe(state: ConsoleState, stage: ActionStage, now_ms: int) -> PageInfo:
@@ -64,7 +57,7 @@ def _describe(state: ConsoleState, stage: ActionStage, now_ms: int) -> PageInfo:
     return replace(info, age_ms=max(0, now_ms - stage.planned_ms), failures=stage.plan.failures)
 
 
-def _list_blocks(stage: ActionStage, place: Place, state: ConsoleState) -> Iterator[Block]:
+def _list_blocks(stage: ActionStage, state: ConsoleState) -> Iterator[Block]:
     if stage.result is not None:
         yield from _list_result(stage.result)
         return
@@ -78,15 +71,15 @@ def _list_blocks(stage: ActionStage, place: Place, state: ConsoleState) -> Itera
     if stage.plan is not None:
         yield from _list_plan(stage, stage.plan)
     elif stage.request is not None and not stage.problem:
-        yield Paragraph((say("The dry run is made: both halves are read.", TextRole.QUIET),))
+        yield Paragraph((say("The dry run is made: both sides are read.", TextRole.QUIET),))
         return
-    yield from _list_choices(stage.address, place, state)
+    yield from _list_choices(stage.address, state)
 
 
 # ------------------------------------------------------------------------------------- choices
 
 
-def _list_choices(address: ActionAddress, place: Place, state: ConsoleState) -> Iterator[Block]:
+def _list_choices(address: ActionAddress, state: ConsoleState) -> Iterator[Block]:
     """List what can be chosen: for a dry run, or for another one."""
     if address.kind is ActionKind.COMPLETE:
         yield blank()
@@ -94,37 +87,17 @@ def _list_choices(address: ActionAddress, place: Place, state: ConsoleState) -> 
         if open_state:
             yield Paragraph((say("Open is "), say(open_state, TextRole.STRONG)))
         yield from _list_state_choice(address)
-    if address.kind is ActionKind.RESET_OFFSETS:
-        yield blank()
-        yield heading("Where the offsets are to go")
-        yield from _list_targets(address, place)
 
 
 def _list_state_choice(address: ActionAddress) -> Iterator[Block]:
     stored = address.query.get("state")
     note = (
-        "The state that the other half has stored, as producerId:epoch: the one that is open commits. "
+        "The state that the other side has stored, as producerId:epoch: the one that is open commits. "
         "Any other, and nothing, aborts; that needs a reason."
     )
     anchor = Anchor(name="state", prompt=ask_field(address, "state", note, stored or ""))
     text = "not given yet" if stored is None else stored or "none is stored"
-    yield Paragraph((say("State that the other half has stored: "), say(text, TextRole.STRONG)), anchor)
-
-
-def _list_targets(address: ActionAddress, place: Place) -> Iterator[Block]:
-    for target, (text, note) in _TARGETS.items():
-        query = {**address.query, "to": target.value, "value": ""}
-        chosen = replace(address, query=query)
-        name = f"target {target.value}"
-        anchor = Anchor(name=name, target=replace(place, action=chosen))
-        if target.needs_value:
-            anchor = Anchor(name=name, prompt=ask_field(chosen, "value", note))
-        yield Paragraph((say(f"{target.value:<13}", TextRole.STRONG), say(text)), anchor, indent=13)
-    topics = address.query.get("topics", "")
-    note = "Topics, as TOPIC or TOPIC:0,1 with blanks between; nothing: all with offsets."
-    anchor = Anchor(name="topics", prompt=ask_field(address, "topics", note, topics))
-    text = topics or "all with offsets"
-    yield Paragraph((say(f"{'topics':<13}", TextRole.STRONG), say(text)), anchor, indent=13)
+    yield Paragraph((say("State that the other side has stored: "), say(text, TextRole.STRONG)), anchor)
 
 
 # ------------------------------------------------------------------------------------- dry run
@@ -140,9 +113,9 @@ def _list_plan(stage: ActionStage, plan: ActionPlan) -> Iterator[Block]:
         text = "This is refused." if is_refused else "This is not done without a reason."
         yield Paragraph((say(text, TextRole.BAD),))
         yield from _list_lines(plan.objections)
-    for half in plan.halves:
+    for side in plan.halves:
         yield blank()
-        yield from _list_half(half)
+        yield from _list_side(side)
     yield from _list_section("What readers will notice", plan.consequences)
     yield from _list_section("Note", plan.cautions)
     yield blank()
@@ -156,11 +129,11 @@ def _list_plan(stage: ActionStage, plan: ActionPlan) -> Iterator[Block]:
         yield Paragraph((say("To be typed: "), name), anchor)
 
 
-def _list_half(half: PlannedHalf) -> Iterator[Block]:
-    yield heading(half.name)
-    for number, text in enumerate(half.now):
+def _list_side(side: PlannedSide) -> Iterator[Block]:
+    yield heading(side.name)
+    for number, text in enumerate(side.now):
         yield field("" if number else "Is now", text)
-    yield field("The action", half.effect, TextRole.STRONG)
+    yield field("The action", side.effect, TextRole.STRONG)
 
 
 def _list_section(title: str, texts: Iterable[str]) -> Iterator[Block]:

@@ -11,6 +11,7 @@ from tallystick.console.terminal.lines import (
     Command,
     Paragraph,
     Row,
+    Table,
     TextRole,
     badge,
     blank,
@@ -18,9 +19,10 @@ from tallystick.console.terminal.lines import (
     heading,
     say,
     table_of,
+    write_time,
 )
-from tallystick.console.terminal.pages.events import make_table
-from tallystick.console.terminal.places import Place, Section
+from tallystick.console.terminal.routes import Route, Section, route_to_browser
+from tallystick.console.views.events import EventRow
 from tallystick.console.views.overview import OverviewPage, Problem, StoreSummary, build_overview
 from tallystick.console.views.page import PageInfo
 from tallystick.console.views.texts import format_count, format_duration, pluralize
@@ -33,9 +35,15 @@ _STORES: Final = (
     Column(head="Open", width=6, rank=1, to_right=True),
     Column(head="Read", width=12, rank=2, to_right=True),
 )
+_EVENTS: Final = (
+    Column(head="Time", width=23),
+    Column(head="Event", width=10, width_max=19, rank=2),
+    Column(head="Of", width=16, width_max=40, rank=3),
+    Column(head="What happened", width=36, width_max=200, rank=1),
+)
 
 
-def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, list[Block]]:
+def build(state: ConsoleState, route: Route, now_ms: int) -> tuple[PageInfo, list[Block]]:
     """Build the page."""
     page = build_overview(state, now_ms)
     return page.info, [*list_summary(page), *_list_details(page)]
@@ -64,8 +72,8 @@ def list_figures(page: OverviewPage) -> Iterator[tuple[str, str]]:
 
 
 def list_problem(problem: Problem) -> Iterator[Block]:
-    """List what is to be said of one problem: the word and its subject, the reason, the command."""
-    target = Place(section=Section.TRANSACTIONS, key=problem.key) if problem.key else None
+    """List one problem: the word and its subject, the reason, the command."""
+    target = Route(section=Section.TRANSACTIONS, key=problem.key) if problem.key else None
     anchor = Anchor(
         name=f"problem {problem.key or problem.reason}",
         target=target,
@@ -88,7 +96,7 @@ def _list_details(page: OverviewPage) -> Iterator[Block]:
         more = page.problem_count - len(page.problems)
         if more > 0:
             text = f"{format_count(more)} more: see Transactions"
-            anchor = Anchor(name="more problems", target=Place(section=Section.TRANSACTIONS))
+            anchor = Anchor(name="more problems", target=Route(section=Section.TRANSACTIONS))
             yield Paragraph((say(text),), anchor)
     yield blank()
     yield heading("Stores")
@@ -104,9 +112,10 @@ def _list_details(page: OverviewPage) -> Iterator[Block]:
     yield field("Features", ", ".join(f"{name} {level}" for name, level in page.features.items()))
     yield blank()
     yield heading("Last events")
-    yield make_table(page.events, "Nothing has happened since this program was started.")
+    empty = "Nothing has happened since this program was started."
+    yield Table(columns=_EVENTS, items=page.events, make=_make_event, name=_name_event, empty=empty)
     if page.events:
-        yield Paragraph((say("All events"),), Anchor(name="events", target=Place(section=Section.EVENTS)))
+        yield Paragraph((say("All events"),), Anchor(name="events", target=route_to_browser("events")))
 
 
 def _make_store(store: StoreSummary) -> Row:
@@ -118,4 +127,19 @@ def _make_store(store: StoreSummary) -> Row:
         say(format_count(store.open_count)),
         say("never" if store.age_ms is None else f"{format_duration(store.age_ms)} ago"),
     )
-    return Row(cells, Anchor(name=f"store {store.name}", target=Place(section=Section.STORES)))
+    return Row(cells, Anchor(name=f"store {store.name}", target=route_to_browser("stores")))
+
+
+def _name_event(event: EventRow) -> str:
+    return f"event {event.number}"
+
+
+def _make_event(event: EventRow) -> Row:
+    cells = (
+        say(write_time(event.at_ms)),
+        say(event.kind),
+        say(event.subject or "-", TextRole.STRONG),
+        say(event.text),
+    )
+    target = Route(section=Section.TRANSACTIONS, key=event.key) if event.key else None
+    return Row(cells, Anchor(name=_name_event(event), target=target, reason=event.text))

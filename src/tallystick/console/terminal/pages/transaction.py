@@ -1,4 +1,4 @@
-"""One transaction in the terminal: its time line, both halves, partitions, and commands to copy. Pure."""
+"""One transaction in the terminal: its time line, both sides, partitions, and commands to copy. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -21,7 +21,7 @@ from tallystick.console.terminal.lines import (
     table_of,
     write_time,
 )
-from tallystick.console.terminal.places import Place, Section
+from tallystick.console.terminal.routes import Route, route_to_browser
 from tallystick.console.views.history import HistoryRow, HistoryView
 from tallystick.console.views.page import PageInfo
 from tallystick.console.views.page_request import PageRequest
@@ -66,7 +66,7 @@ _HISTORY: Final = (
 
 
 def build(
-    state: ConsoleState, place: Place, now_ms: int, answer: PageRequest | None = None
+    state: ConsoleState, route: Route, now_ms: int, answer: PageRequest | None = None
 ) -> tuple[PageInfo, list[Block]]:
     """Build the page.
 
@@ -74,7 +74,7 @@ def build(
         answer: what was read for this page; None if that has not come yet.
     """
     history = None if answer is None else answer.history
-    page = build_transaction(state, place.key or "", now_ms, history)
+    page = build_transaction(state, route.key or "", now_ms, history)
     return page.info, list(_list_blocks(page, now_ms, is_read=answer is not None))
 
 
@@ -93,7 +93,7 @@ def _list_blocks(page: TransactionPage, now_ms: int, *, is_read: bool) -> Iterat
         yield heading("Time line")
         events = [drawn.event for drawn in page.timeline.events]
         yield table_of(_make_events(events, now_ms), _TIME_LINE, "Nothing is known of it.")
-    yield from _list_halves(page)
+    yield from _list_sides(page)
     if page.partitions:
         yield blank()
         yield heading("Partitions")
@@ -175,7 +175,7 @@ def _make_events(events: Sequence[TimelineEvent], now_ms: int) -> list[Row]:
     return rows
 
 
-def _list_halves(page: TransactionPage) -> Iterator[Block]:
+def _list_sides(page: TransactionPage) -> Iterator[Block]:
     yield blank()
     yield heading("Kafka")
     if page.coordinator is None:
@@ -249,5 +249,5 @@ def _make_partition(each: TransactionPartition) -> Row:
         say(each.producer or "-"),
         say(write_time(each.last_record_ms)),
     )
-    target = Place(section=Section.TOPICS, key=each.partition.rpartition("-")[0])
+    target = route_to_browser("topics", each.partition.rpartition("-")[0])
     return Row(cells, Anchor(name=_name_partition(each), target=target, reason=each.finding))

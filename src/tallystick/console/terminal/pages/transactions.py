@@ -16,7 +16,7 @@ from tallystick.console.terminal.lines import (
     blank,
     say,
 )
-from tallystick.console.terminal.places import Place, Section, format_filter, sort_rows
+from tallystick.console.terminal.routes import Route, Section, format_filter, sort_rows
 from tallystick.console.views.page import PageInfo
 from tallystick.console.views.texts import format_count, format_duration
 from tallystick.console.views.transactions import TransactionRow, TransactionsPage, build_transactions
@@ -35,22 +35,22 @@ _COLUMNS: Final = (
 )
 
 
-def build(state: ConsoleState, place: Place, now_ms: int) -> tuple[PageInfo, list[Block]]:
+def build(state: ConsoleState, route: Route, now_ms: int) -> tuple[PageInfo, list[Block]]:
     """Build the page."""
-    page = build_transactions(state, place.filter, now_ms, page_rows=max(1, len(state.joint)))
-    rows = sort_rows(page.rows, place.order)
-    empty = "No transaction is open." if not state.joint else "No transaction matches the filter."
+    page = build_transactions(state, route.filter, now_ms, page_rows=max(1, len(state.transactions)))
+    rows = sort_rows(page.rows, route.order)
+    empty = "No transaction is open." if not state.transactions else "No transaction matches the filter."
     table = Table(
         columns=_COLUMNS,
         items=rows,
-        make=partial(make_row, place=place),
+        make=partial(make_row, route=route),
         name=lambda row: row.key,
         empty="Nothing has been read yet." if state.is_first else empty,
     )
-    return page.info, [_summarize(page, place), blank(), table]
+    return page.info, [_summarize(page, route), blank(), table]
 
 
-def make_row(row: TransactionRow, *, place: Place) -> Row:
+def make_row(row: TransactionRow, *, route: Route) -> Row:
     """Make the row of one transaction."""
     age_ms, timeout_ms = row.age_ms, row.timeout_ms
     cells = (
@@ -65,14 +65,14 @@ def make_row(row: TransactionRow, *, place: Place) -> Row:
         say(row.producer or "-"),
         say(format_count(row.partition_count)),
     )
-    target = Place(section=Section.TRANSACTIONS, key=row.key)
+    target = Route(section=Section.TRANSACTIONS, key=row.key)
     return Row(cells, Anchor(name=row.key, target=target, command=row.command, reason=row.reason))
 
 
-def _summarize(page: TransactionsPage, place: Place) -> Paragraph:
+def _summarize(page: TransactionsPage, route: Route) -> Paragraph:
     counts = ", ".join(f"{word} {format_count(number)}" for word, number in page.counts.items())
-    wanted = format_filter(place.filter)
-    order = f"; {place.order.value}"
+    wanted = format_filter(route.filter)
+    order = f"; {route.order.value}"
     if wanted:
         return Paragraph((say(f"{format_count(page.match_count)} match the filter {wanted}{order}"),))
     return Paragraph((say(f"{counts or 'none'}{order}"),))

@@ -19,15 +19,15 @@ from tests.support.console_facts import (
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.client.transactions.modes import TxnDescription
 from tallystick.console.actions.request import find_action_url
-from tallystick.console.model.health import Health, Limits
-from tallystick.console.model.judge import (
-    SparkHalf,
+from tallystick.console.model.assessment import (
     SparkRole,
-    StoreHalf,
+    SparkSide,
+    StoreSide,
     TransactionViews,
-    judge,
-    needs_judgement,
+    assess,
+    needs_assessment,
 )
+from tallystick.console.model.health import Health, Limits
 from tallystick.dualwrite.rules import recovery
 from tallystick.dualwrite.rules.leases import LeaseState
 from tallystick.spark.protocol.committable import Participant
@@ -39,20 +39,20 @@ STAGES_MS = (0, 60_000, 60_001, 900_000, 900_001)
 def store_views(
     finding: recovery.Finding, verdict: recovery.Verdict, lease_state: LeaseState | None = None
 ) -> TransactionViews:
-    half = StoreHalf(
+    side = StoreSide(
         store=make_store(make_row()),
         row=make_row(),
         finding=finding,
         verdict=verdict,
         lease_state=lease_state,
     )
-    return TransactionViews(transactional_id="pay-1", writer=pair(5, 3), description=describe(), store=half)
+    return TransactionViews(transactional_id="pay-1", writer=pair(5, 3), description=describe(), store=side)
 
 
 @pytest.mark.parametrize("finding", list(recovery.Finding))
 def test_every_finding_of_recovery_has_its_health(finding: recovery.Finding) -> None:
     healths = {
-        verdict: judge(store_views(finding, verdict), 0, SERVERS, LIMITS).health
+        verdict: assess(store_views(finding, verdict), 0, SERVERS, LIMITS).health
         for (each, _), verdict in recovery.VERDICTS.items()
         if each is finding
     }
@@ -79,17 +79,17 @@ def test_a_decision_waits_for_the_grace_and_a_transaction_for_the_limit(
     verdict: recovery.Verdict, stage_ms: int, lease_state: LeaseState | None, expected: Health
 ) -> None:
     finding = recovery.Finding.DECIDED if verdict is recovery.Verdict.COMMIT else recovery.Finding.STALE
-    judgement = judge(store_views(finding, verdict, lease_state), stage_ms, SERVERS, LIMITS)
-    assert judgement.health is expected
+    assessment = assess(store_views(finding, verdict, lease_state), stage_ms, SERVERS, LIMITS)
+    assert assessment.health is expected
     if expected is Health.RECOVER:
-        assert shlex.split(judgement.command)[-4:] == ["--store", STORE, "--transactional-id", "pay-1"]
+        assert shlex.split(assessment.command)[-4:] == ["--store", STORE, "--transactional-id", "pay-1"]
 
 
 @pytest.mark.parametrize("state", ["PrepareCommit", "PrepareAbort"])
 def test_markers_that_do_not_come_are_slow_and_nothing_to_be_ended(state: str) -> None:
     views = TransactionViews(transactional_id="t", writer=pair(5, 4), description=describe("t", state))
-    assert judge(views, 60_000, SERVERS, LIMITS).health is Health.OK
-    late = judge(views, 60_001, SERVERS, LIMITS)
+    assert assess(views, 60_000, SERVERS, LIMITS).health is Health.OK
+    late = assess(views, 60_001, SERVERS, LIMITS)
     assert late.health is Health.SLOW
     assert "orders-0" in late.reason
 
@@ -103,14 +103,14 @@ def test_what_nothing_here_names_is_an_orphan_unless_it_times_out(
     views = TransactionViews(
         transactional_id="t", writer=pair(5, 3), description=describe("t", timeout_ms=timeout_ms)
     )
-    assert judge(views, 900_000, SERVERS, LIMITS).health is Health.OK
-    assert judge(views, 900_001, SERVERS, LIMITS).health is expected
+    assert assess(views, 900_000, SERVERS, LIMITS).health is Health.OK
+    assert assess(views, 900_001, SERVERS, LIMITS).health is expected
 
 
 def spark_views(role: SparkRole, *, known: bool = True, state: str = "Ongoing") -> TransactionViews:
     name = f"loud/w/{'a' * 16}/0"
     participant = Participant(transactional_id=name, identity=pair(5, 3))
-    half = SparkHalf(
+    side = SparkSide(
         prefix="loud",
         role=role if known else SparkRole.UNREAD,
         facts=make_prefix("loud", participant) if known else None,
@@ -120,7 +120,7 @@ def spark_views(role: SparkRole, *, known: bool = True, state: str = "Ongoing") 
         transactional_id=name,
         writer=pair(5, 3),
         description=describe(name, state, pair(5, 3 if state == "Ongoing" else 4)),
-        spark=half,
+        spark=side,
     )
 
 
@@ -138,7 +138,7 @@ def spark_views(role: SparkRole, *, known: bool = True, state: str = "Ongoing") 
 def test_a_spark_batch_is_judged_by_its_decision(
     views: TransactionViews, stage_ms: int, expected: Health
 ) -> None:
-    assert judge(views, stage_ms, SERVERS, LIMITS).health is expected
+    assert assess(views, stage_ms, SERVERS, LIMITS).health is expected
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,10 @@ def test_the_command_for_a_prefix_names_the_place_of_its_decisions(
     prefix: str, source: str, options: str
 ) -> None:
     """Elsewhere it would find no decision, and abort what is decided."""
-    half = SparkHalf(prefix=prefix, role=SparkRole.UNDECIDED, facts=make_prefix(prefix, source=source))
+    side = SparkSide(prefix=prefix, role=SparkRole.UNDECIDED, facts=make_prefix(prefix, source=source))
     name = f"{prefix}/w/{'a' * 16}/0"
-    views = TransactionViews(transactional_id=name, writer=pair(5, 3), description=describe(name), spark=half)
-    assert judge(views, 900_001, SERVERS, LIMITS).command.endswith(f" {options}")
+    views = TransactionViews(transactional_id=name, writer=pair(5, 3), description=describe(name), spark=side)
+    assert assess(views, 900_001, SERVERS, LIMITS).command.endswith(f" {options}")
 
 
 @pytest.mark.parametrize(
@@ -165,19 +165,19 @@ def test_the_command_for_a_prefix_names_the_place_of_its_decisions(
 )
 def test_a_query_whose_decisions_are_not_read_is_not_said_to_be_undecided(prefix: str, options: str) -> None:
     name = f"{prefix}/w/{'a' * 16}/0"
-    half = SparkHalf(prefix=prefix, role=SparkRole.UNREAD, facts=None)
-    views = TransactionViews(transactional_id=name, writer=pair(5, 3), description=describe(name), spark=half)
-    judgement = judge(views, 900_001, SERVERS, LIMITS)
-    assert judgement.health is Health.ORPHAN
-    assert judgement.command.endswith(f"--prefix loud {options}")
-    assert "the Spark query loud," in judgement.reason
-    assert find_action_url(judgement.command) == ""
-    assert judge(views, 900_000, SERVERS, LIMITS).health is Health.OK
+    side = SparkSide(prefix=prefix, role=SparkRole.UNREAD, facts=None)
+    views = TransactionViews(transactional_id=name, writer=pair(5, 3), description=describe(name), spark=side)
+    assessment = assess(views, 900_001, SERVERS, LIMITS)
+    assert assessment.health is Health.ORPHAN
+    assert assessment.command.endswith(f"--prefix loud {options}")
+    assert "the Spark query loud," in assessment.reason
+    assert find_action_url(assessment.command) == ""
+    assert assess(views, 900_000, SERVERS, LIMITS).health is Health.OK
 
 
 def test_a_decided_transaction_that_the_cluster_aborted_is_shown_though_it_is_closed() -> None:
-    assert needs_judgement(spark_views(SparkRole.DECIDED, state="CompleteAbort"))
-    assert not needs_judgement(spark_views(SparkRole.DECIDED, state="CompleteCommit"))
+    assert needs_assessment(spark_views(SparkRole.DECIDED, state="CompleteAbort"))
+    assert not needs_assessment(spark_views(SparkRole.DECIDED, state="CompleteCommit"))
 
 
 @pytest.mark.parametrize("finding", list(HangingFinding))
@@ -190,7 +190,7 @@ def test_only_what_was_seen_twice_is_called_hanging(finding: HangingFinding, ver
         cases=(make_case(finding, None, pair(77, 0), verdict=verdict),),
         is_stranger=True,
     )
-    health = judge(views, 0, SERVERS, LIMITS).health
+    health = assess(views, 0, SERVERS, LIMITS).health
     assert (health is Health.HANGING) == (verdict is Verdict.HANGING)
     assert (health is Health.BROKEN) == (verdict is Verdict.CONTRADICTION)
 
@@ -216,9 +216,9 @@ def test_every_command_can_be_typed_and_whatever_needs_action_has_one() -> None:
     ]
     commands = set()
     for each, stage_ms in product(views, STAGES_MS):
-        judgement = judge(each, stage_ms, SERVERS, LIMITS)
-        assert judgement.command or not judgement.health.needs_action
-        commands |= {judgement.command} - {""}
+        assessment = assess(each, stage_ms, SERVERS, LIMITS)
+        assert assessment.command or not assessment.health.needs_action
+        commands |= {assessment.command} - {""}
     assert len(commands) >= 6
     for command in commands:
         name, *words = shlex.split(command)
@@ -228,7 +228,7 @@ def test_every_command_can_be_typed_and_whatever_needs_action_has_one() -> None:
 
 def test_txn_descriptions_of_recovery_are_what_judge_is_given() -> None:
     """A guard for the tests above: `Ongoing` and the pair of the row is what recovery calls DECIDED."""
-    half = recovery.ClusterHalf(
+    side = recovery.ClusterHalf(
         txn_state=TxnDescription(state="Ongoing", identity=pair(5, 3)), cluster_id="cluster-1"
     )
-    assert recovery.compare_halves(make_row(state=pair(5, 3)), half) is recovery.Finding.DECIDED
+    assert recovery.compare_halves(make_row(state=pair(5, 3)), side) is recovery.Finding.DECIDED

@@ -1,4 +1,4 @@
-"""What is true in each half of a transaction, in sentences, and what speaks against ending it. Pure.
+"""State of both sides of a transaction in sentences, and objections to ending it. Pure.
 
 The sentences are what an operator reads and what the digest of a plan covers: they say nothing that changes
 by itself, such as an age.
@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Final, assert_never
 
 from tallystick.admin.model import OpenTransaction
-from tallystick.console.actions.plan import PlannedHalf
+from tallystick.console.actions.plan import PlannedSide
 from tallystick.console.actions.readings import AbortReading, Reading, TransactionReading
-from tallystick.console.model.judge import SparkHalf, SparkRole, StoreHalf, TransactionViews
+from tallystick.console.model.assessment import SparkRole, SparkSide, StoreSide, TransactionViews
 from tallystick.console.model.snapshot import Snapshot
 from tallystick.console.views.texts import format_identity, pluralize
 from tallystick.dualwrite.rules.leases import LeaseState
@@ -24,41 +24,41 @@ _LAST_TIME_MS: Final = 253_402_300_799_999  # of the year 9999
 ABORTED: Final = "It is aborted: what it wrote will never be read by readers of committed records."
 FENCED: Final = "Writers of the id that are alive are fenced, and fail until they recover."
 UNCHANGED: Final = "Nothing changes here."
-_PARTED: Final = "It stays committed here, and its records are lost: the halves differ from then on."
+_PARTED: Final = "It stays committed here, and its records are lost: the two sides differ from then on."
 
 
 class Effects(Value, kw_only=True):
-    """What becomes of each half."""
+    """The effect of an action on each side."""
 
     kafka: str
     store: str = UNCHANGED
     spark: str = UNCHANGED
 
 
-def describe_halves(
+def describe_sides(
     views: TransactionViews, reading: TransactionReading, effects: Effects
-) -> list[PlannedHalf]:
-    """Describe every half of one id, with what an action makes of it; unread stores have a line, too."""
-    halves = [PlannedHalf(name="Kafka", now=_describe_kafka(views, reading), effect=effects.kafka)]
+) -> list[PlannedSide]:
+    """Describe every side of one id with the effect of an action; unread stores have a line, too."""
+    halves = [PlannedSide(name="Kafka", now=_describe_kafka(views, reading), effect=effects.kafka)]
     if views.store is not None:
         halves.append(
-            PlannedHalf(name=views.store.store.name, now=_describe_store(views.store), effect=effects.store)
+            PlannedSide(name=views.store.store.name, now=_describe_store(views.store), effect=effects.store)
         )
     if views.spark is not None:
         halves.append(
-            PlannedHalf(
+            PlannedSide(
                 name=f"Spark, {views.spark.prefix}", now=_describe_spark(views.spark), effect=effects.spark
             )
         )
     for store in reading.snapshot.stores:
         if not store.status.is_complete and (views.store is None or store.name != views.store.store.name):
-            halves.append(PlannedHalf(name=store.name, now=("It could not be read.",), effect=UNCHANGED))
+            halves.append(PlannedSide(name=store.name, now=("It could not be read.",), effect=UNCHANGED))
     if len(halves) == 1:
         count = len(reading.snapshot.stores)
         stores = f"the {pluralize(count, 'store')} that {'is' if count == 1 else 'are'} read here"
         rows = f"No row of it is in {stores}" if count else "No store is read here"
         now = f"{rows}, and no decision of Spark names it."
-        halves.append(PlannedHalf(name="Databases and decisions", now=(now,), effect=UNCHANGED))
+        halves.append(PlannedSide(name="Databases and decisions", now=(now,), effect=UNCHANGED))
     return halves
 
 
@@ -89,21 +89,21 @@ def _describe_kafka(views: TransactionViews, reading: TransactionReading) -> tup
     return limit_lines(lines)
 
 
-def _describe_store(half: StoreHalf) -> tuple[str, ...]:
-    row = half.row
+def _describe_store(side: StoreSide) -> tuple[str, ...]:
+    row = side.row
     settled = "settled" if row.settled else "not settled"
     lines = [
         f"The last transaction that it has committed is {row.state}, {settled}."
         if row.state
         else "It has committed no transaction of this id.",
-        to_sentence(half.finding.value),
+        to_sentence(side.finding.value),
         f"The row's owner is {row.owner}.",
     ]
-    if half.lease_state is not None:
-        lease = next(each for each in half.store.leases if each.transactional_id == row.transactional_id)
-        lines.append(_describe_lease(half.lease_state, lease.holder_info))
-    if half.other_stores:
-        lines.append(f"Rows of the same id are in {', '.join(half.other_stores)}, too.")
+    if side.lease_state is not None:
+        lease = next(each for each in side.store.leases if each.transactional_id == row.transactional_id)
+        lines.append(_describe_lease(side.lease_state, lease.holder_info))
+    if side.other_stores:
+        lines.append(f"Rows of the same id are in {', '.join(side.other_stores)}, too.")
     return tuple(lines)
 
 
@@ -119,9 +119,9 @@ def _describe_lease(state: LeaseState, holder: str) -> str:
             assert_never(state)
 
 
-def _describe_spark(half: SparkHalf) -> tuple[str, ...]:
-    decision = None if half.facts is None else half.facts.decision
-    lines = [to_sentence(half.role.value)]
+def _describe_spark(side: SparkSide) -> tuple[str, ...]:
+    decision = None if side.facts is None else side.facts.decision
+    lines = [to_sentence(side.role.value)]
     if decision is not None:
         lines.append(f"Last decision: number {decision.number}, {decision}.")
     return tuple(lines)
@@ -138,7 +138,7 @@ def explain_nothing_open(views: TransactionViews) -> str:
 
 
 def describe_abort(views: TransactionViews, kafka: str = f"{ABORTED} {FENCED}") -> Effects:
-    """Return what an abort by hand makes of each half: committed rows stay, without their records."""
+    """Return the effect of an abort by hand on each side: committed rows stay, without their records."""
     is_committed = views.store is not None and views.store.verdict is Verdict.COMMIT
     is_decided = views.spark is not None and views.spark.role is SparkRole.DECIDED
     return Effects(
@@ -149,7 +149,7 @@ def describe_abort(views: TransactionViews, kafka: str = f"{ABORTED} {FENCED}") 
 
 
 def list_abort_harms(views: TransactionViews, snapshot: Snapshot) -> tuple[str, ...]:
-    """List what an abort by hand would break in the other half, as far as it can be seen [ACT-2]."""
+    """List what an abort by hand would break on the other side, as far as it can be seen [ACT-2]."""
     harms = []
     if views.store is not None:
         harms += _find_store_harm(views.store)
@@ -170,16 +170,16 @@ def list_abort_harms(views: TransactionViews, snapshot: Snapshot) -> tuple[str, 
     return tuple(harms)
 
 
-def _find_store_harm(half: StoreHalf) -> list[str]:
-    match half.verdict:
+def _find_store_harm(side: StoreSide) -> list[str]:
+    match side.verdict:
         case Verdict.COMMIT:
-            return [f"{half.store.name} has committed it: its records would be lost for ever. Resolve it."]
+            return [f"{side.store.name} has committed it: its records would be lost for ever. Resolve it."]
         case Verdict.ABORT | Verdict.NOTHING | Verdict.ALLOW:
             return []
         case Verdict.COMPARE | Verdict.TEAR | Verdict.LACK | Verdict.HALT:
-            return [f"{half.store.name}: {half.finding.value}."]
+            return [f"{side.store.name}: {side.finding.value}."]
         case _:
-            assert_never(half.verdict)
+            assert_never(side.verdict)
 
 
 def list_commit_harms(views: TransactionViews) -> tuple[str, ...]:
@@ -194,21 +194,21 @@ def list_commit_harms(views: TransactionViews) -> tuple[str, ...]:
     return tuple(harms)
 
 
-def warn_of_lease(half: StoreHalf) -> tuple[str, ...]:
+def warn_of_lease(side: StoreSide) -> tuple[str, ...]:
     """Return a warning if the id's process is alive."""
-    if half.lease_state is LeaseState.HELD:
+    if side.lease_state is LeaseState.HELD:
         return ("The lease of its id is held: its process is alive, and will be fenced.",)
     return ()
 
 
-def warn_of_row(half: StoreHalf | None) -> tuple[str, ...]:
+def warn_of_row(side: StoreSide | None) -> tuple[str, ...]:
     """Return a warning if a database could be committed in the same moment."""
-    if half is None:
+    if side is None:
         return ()
     text = (
         "Resolve claims that row first; this does not, so a live writer may commit to it at the same moment."
     )
-    return (f"{half.store.name} has a row of the id. {text}",)
+    return (f"{side.store.name} has a row of the id. {text}",)
 
 
 def list_lost_records(views: TransactionViews, reading: TransactionReading) -> tuple[str, ...]:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from tests.support.hostile_console import HOSTILE
 
-from tallystick.console.model import visible
+from tallystick.console.model import escaped
 from tallystick.console.model.commands import describe_command, doctor_command
-from tallystick.console.model.visible import (
+from tallystick.console.model.escaped import (
     TEXT_MAX,
-    Visible,
+    EscapedText,
     pad,
     quote_words,
     shorten,
@@ -40,9 +40,9 @@ def run_words(command: str) -> list[bytes]:
 
 def test_nothing_else_makes_visible_text() -> None:
     """[CON-9] What is written to a terminal has this type, so it has come through here."""
-    package = Path(visible.__file__).parents[1]
-    makers = {path.name for path in package.rglob("*.py") if "Visible(" in path.read_text()}
-    assert makers == {"visible.py"}
+    package = Path(escaped.__file__).parents[1]
+    makers = {path.name for path in package.rglob("*.py") if "EscapedText(" in path.read_text()}
+    assert makers == {"escaped.py"}
     widgets = (package / "terminal/line_view.py").read_text()
     assert "Static" not in widgets
     assert "Text(" not in widgets
@@ -89,7 +89,7 @@ def test_a_page_draws_combining_marks_itself() -> None:
 
 
 @given(SHOWN, st.integers(1, 40), st.booleans())
-def test_a_cell_of_a_table_has_its_width(text: Visible, width: int, to_right: bool) -> None:
+def test_a_cell_of_a_table_has_its_width(text: EscapedText, width: int, to_right: bool) -> None:
     assert cell_len(pad(text, width, to_right=to_right)) == width
 
 
@@ -99,7 +99,7 @@ def test_a_text_that_is_shortened_keeps_both_ends() -> None:
 
 
 @given(SHOWN, st.integers(2, 40))
-def test_lines_are_as_wide_as_there_is_room_for(text: Visible, width: int) -> None:
+def test_lines_are_as_wide_as_there_is_room_for(text: EscapedText, width: int) -> None:
     lines = wrap(text, width)
     assert all(cell_len(line) <= width for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
@@ -118,14 +118,14 @@ def test_a_shell_reads_a_command_as_it_was_meant(word: str) -> None:
     expected = [each.encode() for each in words]
     assert run_words(quote_words(words)) == expected
     assert split_words(quote_words(words)) == words
-    lines = wrap_command(Visible(quote_words(words)), 70)
+    lines = wrap_command(EscapedText(quote_words(words)), 70)
     if len(lines) > 1:
         assert run_words("\n".join(lines)) == expected
 
 
 @given(st.lists(st.text("abc-'$\\ \"", max_size=12), min_size=1, max_size=12), st.integers(40, 90))
 def test_a_command_is_broken_between_its_words(words: list[str], width: int) -> None:
-    command = Visible(quote_words(words))
+    command = EscapedText(quote_words(words))
     lines = wrap_command(command, width)
     assert all(cell_len(line) <= width for line in lines)
     assert all(line.endswith(" \\") for line in lines[:-1])
@@ -134,7 +134,7 @@ def test_a_command_is_broken_between_its_words(words: list[str], width: int) -> 
 
 
 def test_a_command_that_cannot_be_broken_is_not_taken_for_a_whole_one() -> None:
-    (line,) = wrap_command(Visible(quote_words(["tallystick", "x" * 200])), 60)
+    (line,) = wrap_command(EscapedText(quote_words(["tallystick", "x" * 200])), 60)
     assert "\u2026" in line
 
 

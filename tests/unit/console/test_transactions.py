@@ -1,4 +1,4 @@
-"""Both halves of each transaction side by side: what is shown, and when it counts."""
+"""Both sides of each transaction: what is shown, and when it counts."""
 
 import pytest
 from tests.support.console_facts import (
@@ -16,10 +16,10 @@ from tests.support.console_facts import (
 )
 
 from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.console.model.assessment import SparkRole, Stage
 from tallystick.console.model.health import Health, Limits
-from tallystick.console.model.joint import JointTransaction, join_views
-from tallystick.console.model.judge import SparkRole, Stage
 from tallystick.console.model.snapshot import NEVER_MS, PartitionOffsets, Snapshot
+from tallystick.console.model.transactions import AssessedTransaction, join_views
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import Participant
@@ -27,7 +27,7 @@ from tallystick.spark.protocol.committable import Participant
 LIMITS = Limits(grace_ms=60_000, limit_ms=900_000)
 
 
-def join(snapshot: Snapshot, earlier: tuple[JointTransaction, ...] | None = None) -> JointTransaction:
+def join(snapshot: Snapshot, earlier: tuple[AssessedTransaction, ...] | None = None) -> AssessedTransaction:
     (each,) = join_views(snapshot, LIMITS, earlier)
     return each
 
@@ -57,8 +57,8 @@ def test_only_the_first_transaction_of_a_partition_holds_its_readers_back() -> N
         make_case(HangingFinding.TWO_PHASE, first, pair(5, 3), start_offset=10),
     ]
     offsets = {ORDERS: PartitionOffsets(start=0, last_stable=10, end=25)}
-    joint = join_views(make_snapshot(first, second, cases=cases, offsets=offsets), LIMITS)
-    assert {each.transactional_id: each.held_back_count for each in joint} == {"a": 15, "b": 0}
+    transactions = join_views(make_snapshot(first, second, cases=cases, offsets=offsets), LIMITS)
+    assert {each.transactional_id: each.held_back_count for each in transactions} == {"a": 15, "b": 0}
 
 
 def test_what_is_finished_on_both_sides_is_not_shown() -> None:
@@ -73,7 +73,7 @@ def test_a_settled_row_whose_id_was_not_described_is_not_shown() -> None:
     assert join(make_snapshot(stores=[unsettled])).health is Health.UNKNOWN
 
 
-def test_halves_that_differ_are_shown_although_nothing_is_open() -> None:
+def test_sides_that_differ_are_shown_although_nothing_is_open() -> None:
     aborted = describe(state="CompleteAbort", writer=pair(5, 4), partitions=())
     snapshot = make_snapshot(aborted, stores=[make_store(make_row(state=WRITER))])
     assert join(snapshot).health is Health.UNSETTLED
@@ -94,7 +94,7 @@ def test_a_view_that_was_not_read_again_confirms_nothing(part: str) -> None:
     assert join(read_again(whole), join_views(whole, LIMITS, looked_twice)).health is Health.BROKEN
 
 
-def test_halves_are_called_broken_only_if_two_looks_show_the_same() -> None:
+def test_sides_are_called_broken_only_if_two_readings_show_the_same() -> None:
     """[CON-1] A live writer moves on between the reading of the store and that of the cluster."""
     aborted = describe(state="CompleteAbort", writer=pair(5, 4), partitions=())
     first = make_snapshot(aborted, stores=[make_store(make_row(state=WRITER))])
@@ -119,10 +119,10 @@ def test_a_transaction_of_no_coordinator_stands_alone() -> None:
             verdict=Verdict.HANGING,
         ),
     ]
-    joint = join_views(make_snapshot(description, cases=cases), LIMITS)
-    assert [each.transactional_id for each in joint] == [None, "pay-1"]
-    assert {each.health for each in joint} == {Health.HANGING}
-    assert all(each.views.is_stranger for each in joint)
+    transactions = join_views(make_snapshot(description, cases=cases), LIMITS)
+    assert [each.transactional_id for each in transactions] == [None, "pay-1"]
+    assert {each.health for each in transactions} == {Health.HANGING}
+    assert all(each.views.is_stranger for each in transactions)
 
 
 def test_a_stage_begins_when_it_is_first_seen() -> None:
@@ -146,9 +146,9 @@ def test_of_two_stores_the_row_that_names_the_transaction_counts() -> None:
         make_store(make_row(state=pair(5, 1)), name="a"),
         make_store(make_row(state=WRITER), name="b"),
     ]
-    half = join(make_snapshot(describe(), stores=stores)).views.store
-    assert half is not None
-    assert (half.store.name, half.other_stores) == ("b", ("a",))
+    side = join(make_snapshot(describe(), stores=stores)).views.store
+    assert side is not None
+    assert (side.store.name, side.other_stores) == ("b", ("a",))
 
 
 def test_participants_of_a_decision_are_told_from_other_attempts() -> None:
@@ -179,7 +179,7 @@ def test_nothing_is_called_an_orphan_while_a_store_was_never_read(is_read: bool)
     store = make_store(name="late", failures=("late: no answer yet",), read_ms=read_ms)
     each = join(make_snapshot(describe(age_ms=10**7), stores=[store]))
     assert each.health is (Health.ORPHAN if is_read else Health.UNKNOWN)
-    assert is_read or "was not read yet: late" in each.judgement.reason
+    assert is_read or "was not read yet: late" in each.assessment.reason
 
 
 def test_the_worst_comes_first_and_then_the_oldest() -> None:

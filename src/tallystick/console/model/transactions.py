@@ -1,8 +1,8 @@
-"""Both halves of each transaction side by side. Pure.
+"""Both sides of each transaction, with its assessment. Pure.
 
 A transactional id has up to four views: its coordinator's description, the partitions where data of it is
-open, a row in a store, and a place in a decision of Spark. `join_views` lays them side by side for every
-transaction that is open or whose halves differ, and `judge` says what they come to.
+open, a row in a store, and a part in a decision of Spark. `join_views` matches them for every
+transaction that is open or whose sides differ, and `assess` says what to do.
 
 A live writer moves on while the views are read one after the other, so two of them may contradict each other
 although nothing is wrong. So BROKEN needs two looks [CON-1]: each of the views must have been read once more
@@ -18,17 +18,17 @@ from tallystick.admin.model import OPEN_STATES, TransactionDescription
 from tallystick.admin.txn.hanging import HangingCase, HangingFinding
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.console.model.health import SEVERITY, Health, Judgement, Limits
-from tallystick.console.model.judge import (
-    SparkHalf,
+from tallystick.console.model.assessment import (
     SparkRole,
+    SparkSide,
     Stage,
-    StoreHalf,
+    StoreSide,
     TransactionViews,
+    assess,
     find_stage,
-    judge,
-    needs_judgement,
+    needs_assessment,
 )
+from tallystick.console.model.health import SEVERITY, Assessment, Health, Limits
 from tallystick.console.model.snapshot import NEVER_MS, PrefixFacts, Snapshot, StoreFacts
 from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import VERDICTS, ClusterHalf, compare_halves, to_txn_state
@@ -53,8 +53,8 @@ STRANGER_PREFIX: Final = "producer:"
 """Begins the key of a transaction of no known transactional id."""
 
 
-class JointTransaction(Value, kw_only=True):
-    """One transaction: its views, and what they come to.
+class AssessedTransaction(Value, kw_only=True):
+    """One transaction: its views and their assessment.
 
     stage_since_ms   when it was first seen in its stage; at the first look when it began
     suspected_at     when its views were read that were first seen to contradict each other; empty if they do
@@ -66,7 +66,7 @@ class JointTransaction(Value, kw_only=True):
     views: TransactionViews
     stage: Stage
     stage_since_ms: int
-    judgement: Judgement
+    assessment: Assessment
     held_back_count: int
     suspected_at: tuple[int, ...] = ()
 
@@ -77,24 +77,24 @@ class JointTransaction(Value, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What names it on pages: its transactional id, or its producer where no coordinator has it so."""
+        """Its name on pages: its transactional id, or its producer where no coordinator has it so."""
         if self.transactional_id is not None and not self.views.is_stranger:
             return self.transactional_id
         return f"{STRANGER_PREFIX}{PreparedTxnState.of(self.views.writer)}"
 
     @property
     def health(self) -> Health:
-        return self.judgement.health
+        return self.assessment.health
 
     @property
     def is_open(self) -> bool:
-        """Whether one of the cluster's views shows it open; its halves may differ after that, too."""
+        """Whether one of the cluster's views shows it open; its sides may differ after that, too."""
         description = self.views.description
         return bool(self.views.cases) or (description is not None and description.state in OPEN_STATES)
 
     @property
     def evidence(self) -> tuple[object, ...]:
-        """What a second look must find unchanged [CON-1]."""
+        """Facts that a second reading must find unchanged [CON-1]."""
         views = self.views
         row = None if views.store is None else (views.store.store.name, views.store.row.state)
         decision = None if views.spark is None else (views.spark.prefix, views.spark.participant)
@@ -103,9 +103,9 @@ class JointTransaction(Value, kw_only=True):
 
 
 def join_views(
-    snapshot: Snapshot, limits: Limits, earlier: Sequence[JointTransaction] | None = None
-) -> tuple[JointTransaction, ...]:
-    """Join the views of every transaction that is open, or whose halves differ.
+    snapshot: Snapshot, limits: Limits, earlier: Sequence[AssessedTransaction] | None = None
+) -> tuple[AssessedTransaction, ...]:
+    """Join the views of every transaction that is open, or whose sides differ.
 
     Args:
         earlier: what the former snapshot was joined to; None for the first look, which finds nothing BROKEN
@@ -118,7 +118,7 @@ def join_views(
     suspects = {each.evidence: each.suspected_at for each in earlier or () if each.suspected_at}
     stages = {_stage_key(each.views): each.stage_since_ms for each in earlier or ()}
     held_back = _count_held_back(snapshot)
-    joint = []
+    transactions = []
     for views in _list_views(snapshot):
         begun_ms = seen_ms - (views.compute_age_ms(seen_ms) or 0)
         since_ms = stages.get(
@@ -126,26 +126,26 @@ def join_views(
             begun_ms if earlier is None or find_stage(views) is Stage.OPEN else seen_ms,
         )
         keys = ((case.transaction.partition, case.transaction.writer) for case in views.cases)
-        each = JointTransaction(
+        each = AssessedTransaction(
             views=views,
             stage=find_stage(views),
             stage_since_ms=since_ms,
-            judgement=judge(views, seen_ms - since_ms, snapshot.bootstrap_servers, limits),
+            assessment=assess(views, seen_ms - since_ms, snapshot.bootstrap_servers, limits),
             held_back_count=sum(held_back.get(key, 0) for key in keys),
         )
         each = _withhold(each, snapshot)
-        joint.append(_confirm(each, _list_readings(views, snapshot), suspects))
-    joint.sort(key=lambda each: (SEVERITY[each.health], each.views.started_ms or 0))
-    return tuple(joint)
+        transactions.append(_confirm(each, _list_readings(views, snapshot), suspects))
+    transactions.sort(key=lambda each: (SEVERITY[each.health], each.views.started_ms or 0))
+    return tuple(transactions)
 
 
 def _find_seen_ms(snapshot: Snapshot) -> int:
-    """Return the time for which transactions are judged: nothing is known of how they are in an outage."""
+    """Return the time for which transactions are assessed: nothing is known of them in an outage."""
     status = snapshot.transactions.status
     return status.read_ms if status.is_away else snapshot.at_ms
 
 
-def _withhold(each: JointTransaction, snapshot: Snapshot) -> JointTransaction:
+def _withhold(each: AssessedTransaction, snapshot: Snapshot) -> AssessedTransaction:
     """Weaken ORPHAN to UNKNOWN while a store or the decisions that may name it have never been read."""
     if each.health is not Health.ORPHAN:
         return each
@@ -158,22 +158,22 @@ def _withhold(each: JointTransaction, snapshot: Snapshot) -> JointTransaction:
     reason = (
         f"It may be prepared, and never times out. Its decision may be in what was not read yet: {names}."
     )
-    return replace(each, judgement=Judgement(Health.UNKNOWN, reason))
+    return replace(each, assessment=Assessment(Health.UNKNOWN, reason))
 
 
 def _confirm(
-    each: JointTransaction,
+    each: AssessedTransaction,
     readings: tuple[int, ...],
     suspects: Mapping[tuple[object, ...], tuple[int, ...]],
-) -> JointTransaction:
+) -> AssessedTransaction:
     """Weaken BROKEN to UNSETTLED unless every view was read again since it was first suspected [CON-1]."""
     if each.health is not Health.BROKEN:
         return each
     suspected_at = suspects.get(each.evidence, readings)
     if all(now_ms > then_ms for now_ms, then_ms in zip(readings, suspected_at, strict=True)):
         return replace(each, suspected_at=suspected_at)
-    reason = f"{each.judgement.reason} The next look decides."
-    return replace(each, suspected_at=suspected_at, judgement=Judgement(Health.UNSETTLED, reason))
+    reason = f"{each.assessment.reason} The next look decides."
+    return replace(each, suspected_at=suspected_at, assessment=Assessment(Health.UNSETTLED, reason))
 
 
 def _list_readings(views: TransactionViews, snapshot: Snapshot) -> tuple[int, ...]:
@@ -218,7 +218,7 @@ def _list_views(snapshot: Snapshot) -> Iterator[TransactionViews]:
     for name in index.list_ids():
         views = index.find(name)
         is_open = views.description is not None and views.description.state in OPEN_STATES
-        if is_open or needs_judgement(views):
+        if is_open or needs_assessment(views):
             yield views
     for (name_or_none, writer), cases in index.strangers.items():
         yield TransactionViews(
@@ -254,7 +254,7 @@ class _ViewIndex:
             description=description,
             is_known=name not in transactions.unknown_ids,
             cases=tuple(self._cases.get(name, ())),
-            store=_find_store_half(name, description, self._rows.get(name, ()), self._snapshot),
+            store=_find_store_side(name, description, self._rows.get(name, ()), self._snapshot),
             spark=self._sparks.find(name, description),
         )
 
@@ -284,29 +284,29 @@ def _index_rows(snapshot: Snapshot) -> Mapping[str, list[tuple[StoreFacts, Store
     return rows
 
 
-def _find_store_half(
+def _find_store_side(
     name: str,
     description: TransactionDescription | None,
     rows: Iterable[tuple[StoreFacts, StoredState]],
     snapshot: Snapshot,
-) -> StoreHalf | None:
+) -> StoreSide | None:
     """Compare the row of an id with the cluster; of several stores' rows the one that names what is open."""
-    half = ClusterHalf(
+    side = ClusterHalf(
         txn_state=None if description is None else to_txn_state(description),
         is_visible=description is not None or name in snapshot.transactions.unknown_ids,
         cluster_id=snapshot.cluster.cluster_id,
     )
     # A settled row whose id was not described expects nothing: only what it is expected to be can be missed.
-    known = [each for each in rows if half.is_visible or each[1].pending]
-    candidates = sorted(known, key=lambda each: each[1].state.identity != half.open_transaction)
+    known = [each for each in rows if side.is_visible or each[1].pending]
+    candidates = sorted(known, key=lambda each: each[1].state.identity != side.open_transaction)
     if not candidates:
         return None
     store, row = candidates[0]
-    finding = compare_halves(row, half)
+    finding = compare_halves(row, side)
     # Only what cannot be seen depends on the mode, and then the strictest one counts.
     mode = Mode.TWO_PHASE if row.timeout_ms is None else Mode.RESUME
     lease = next((each for each in store.leases if each.transactional_id == name), None)
-    return StoreHalf(
+    return StoreSide(
         store=store,
         row=row,
         finding=finding,
@@ -329,11 +329,11 @@ class _SparkIndex:
             for participant in each.decision.participants
         )
 
-    def find(self, name: str, description: TransactionDescription | None) -> SparkHalf | None:
+    def find(self, name: str, description: TransactionDescription | None) -> SparkSide | None:
         """Return the place of an id; None if it is not one of Spark's sink."""
         if name in self._coordinators:
             prefix = self._coordinators[name]
-            return SparkHalf(prefix=prefix, role=SparkRole.DRIVER, facts=self._prefixes[prefix])
+            return SparkSide(prefix=prefix, role=SparkRole.DRIVER, facts=self._prefixes[prefix])
         worker = parse_worker_id(name)
         if worker is None:
             return None
@@ -343,15 +343,15 @@ class _SparkIndex:
             is_same = description is None or description.writer == participant.identity
             is_ended = description is not None and description.state != "Ongoing"
             if participant.transactional_id == name and (is_same or is_ended):
-                return SparkHalf(
+                return SparkSide(
                     prefix=worker.prefix, role=SparkRole.DECIDED, facts=facts, participant=participant
                 )
         is_unread = facts is None or facts.is_noted_only
         role = SparkRole.UNREAD if is_unread else SparkRole.UNDECIDED
-        return SparkHalf(prefix=worker.prefix, role=role, facts=facts)
+        return SparkSide(prefix=worker.prefix, role=role, facts=facts)
 
 
-def find_oldest_ms(joint: Iterable[JointTransaction], now_ms: int) -> int | None:
+def find_oldest_ms(transactions: Iterable[AssessedTransaction], now_ms: int) -> int | None:
     """Return the age of the oldest of these transactions; None if no age is known."""
-    ages = (each.views.compute_age_ms(now_ms) for each in joint)
+    ages = (each.views.compute_age_ms(now_ms) for each in transactions)
     return max((age for age in ages if age is not None), default=None)

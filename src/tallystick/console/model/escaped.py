@@ -6,7 +6,7 @@ the direction of writing, or one without a width, could make one id look like an
 harmless one. So each character that has no cell of its own is written as its escape, such as \x1b or \u202e
 [CON-9].
 
-Nothing reaches a terminal but `Visible` text, and only this module makes that: a type checker finds what goes
+Nothing reaches a terminal but `EscapedText`, and only this module makes that: a type checker finds what goes
 past it. A page of the browser keeps combining marks, which it can draw, and escapes all else alike.
 """
 
@@ -18,7 +18,7 @@ from typing import Final, NewType
 
 from rich.cells import cell_len
 
-Visible = NewType("Visible", str)
+EscapedText = NewType("EscapedText", str)
 """Text that is safe to write to a terminal: one line, and each character takes one or two cells."""
 
 TEXT_MAX: Final = 2_000
@@ -34,13 +34,13 @@ _QUOTED_PIECE: Final = re.compile(r"\\([0-7]{3})|\\(.)|([^\\])", re.DOTALL)
 _BARE: Final = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 
 
-def show(text: str, *, max_length: int = TEXT_MAX) -> Visible:
+def show(text: str, *, max_length: int = TEXT_MAX) -> EscapedText:
     """Return a text as a terminal may show it; of a long one the beginning, its length, and the end."""
     if len(text) <= max_length:
-        return Visible(_escape(text))
+        return EscapedText(_escape(text))
     tail_length = max_length // 4
     head, tail = _escape(text[: max_length - tail_length]), _escape(text[-tail_length:])
-    return Visible(f"{head}{ELLIPSIS} ({len(text):,} characters) {ELLIPSIS}{tail}")
+    return EscapedText(f"{head}{ELLIPSIS} ({len(text):,} characters) {ELLIPSIS}{tail}")
 
 
 def show_on_page(text: str) -> str:
@@ -50,37 +50,37 @@ def show_on_page(text: str) -> str:
     return "".join(each if _is_drawn(each) else _format_escape(each) for each in text)
 
 
-def join_visible(separator: str, parts: Iterable[Visible]) -> Visible:
+def join_visible(separator: str, parts: Iterable[EscapedText]) -> EscapedText:
     """Join texts that are visible."""
-    return Visible(show(separator).join(parts))
+    return EscapedText(show(separator).join(parts))
 
 
-def shorten(text: Visible, width: int) -> Visible:
+def shorten(text: EscapedText, width: int) -> EscapedText:
     """Return a text in at most `width` cells; of a longer one the beginning and the end: ids differ there."""
     if len(text) * 2 <= width or cell_len(text) <= width:
         return text
     if width < 4:
-        return Visible(_take(text, width))
+        return EscapedText(_take(text, width))
     tail = _take(text[::-1], (width - 1) // 3)[::-1]
     head = _take(text, width - 1 - cell_len(tail))
-    return Visible(f"{head}{ELLIPSIS}{tail}")
+    return EscapedText(f"{head}{ELLIPSIS}{tail}")
 
 
-def clip(text: Visible, width: int) -> Visible:
+def clip(text: EscapedText, width: int) -> EscapedText:
     """Return a sentence in at most `width` cells; of a longer one the beginning."""
     if cell_len(text) <= width:
         return text
-    return Visible(f"{_take(text, width - 1)}{ELLIPSIS}" if width > 0 else "")
+    return EscapedText(f"{_take(text, width - 1)}{ELLIPSIS}" if width > 0 else "")
 
 
-def pad(text: Visible, width: int, *, to_right: bool = False) -> Visible:
+def pad(text: EscapedText, width: int, *, to_right: bool = False) -> EscapedText:
     """Return a text in exactly `width` cells."""
     fitting = shorten(text, width)
     blanks = " " * (width - cell_len(fitting))
-    return Visible(f"{blanks}{fitting}" if to_right else f"{fitting}{blanks}")
+    return EscapedText(f"{blanks}{fitting}" if to_right else f"{fitting}{blanks}")
 
 
-def wrap(text: Visible, width: int) -> list[Visible]:
+def wrap(text: EscapedText, width: int) -> list[EscapedText]:
     """Break a text into lines of at most `width` cells, between words where there are any."""
     lines: list[str] = []
     line = ""
@@ -96,10 +96,10 @@ def wrap(text: Visible, width: int) -> list[Visible]:
             lines.append(piece)
             word = word[len(piece) :]
         line = word
-    return [Visible(each) for each in (*lines, line)]
+    return [EscapedText(each) for each in (*lines, line)]
 
 
-def wrap_command(command: Visible, width: int) -> list[Visible]:
+def wrap_command(command: EscapedText, width: int) -> list[EscapedText]:
     r"""Break a command into lines that a shell reads as one, each but the last with a backslash at its end.
 
     Of a command whose words do not fit, which could not be broken that way, the first line is returned.
@@ -117,7 +117,7 @@ def wrap_command(command: Visible, width: int) -> list[Visible]:
     lines.append(line)
     if any(cell_len(each) > width - 2 for each in lines):
         return [shorten(command, width)]
-    return [Visible(f"{each} \\") for each in lines[:-1]] + [Visible(lines[-1])]
+    return [EscapedText(f"{each} \\") for each in lines[:-1]] + [EscapedText(lines[-1])]
 
 
 def quote_words(words: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Forms that were shown and not used yet: a token for each, which no other site can read.
+"""Dry runs that were shown and not confirmed yet: a token for each, which no other site can read.
 
 A token is good for one action, for one use and for a quarter of an hour [ACT-4]. So a form that is sent
 twice, or is sent by a page of another site, changes nothing. Pure: tokens and times are arguments.
@@ -11,12 +11,12 @@ from tallystick.console.actions.readings import Reading
 from tallystick.console.actions.request import ActionRequest
 from tallystick.kernel.value import Value
 
-TICKETS_MAX: Final = 64
-TICKET_AGE_MS_MAX: Final = 15 * 60_000
+PENDING_MAX: Final = 64
+PENDING_AGE_MS_MAX: Final = 15 * 60_000
 REASON_LENGTH_MAX: Final = 500
 
 
-class Ticket(Value, kw_only=True):
+class PendingAction(Value, kw_only=True):
     """A dry run that was shown, with what it was made of."""
 
     request: ActionRequest
@@ -42,27 +42,27 @@ class Submission(Value, kw_only=True):
     user: str
 
 
-class TicketBook:
+class PendingActions:
     """Forms that may still come back, and what became of those that did. The oldest are forgotten first."""
 
-    def __init__(self, count_max: int = TICKETS_MAX) -> None:
+    def __init__(self, count_max: int = PENDING_MAX) -> None:
         self._count_max = count_max
-        self._tickets: dict[str, Ticket] = {}
+        self._pending: dict[str, PendingAction] = {}
         self._results: dict[str, str] = {}
 
-    def add(self, token: str, ticket: Ticket) -> None:
+    def add(self, token: str, pending: PendingAction) -> None:
         """Add a form under a token that is drawn for it."""
-        self._tickets[token] = ticket
-        self._forget_oldest(self._tickets)
+        self._pending[token] = pending
+        self._forget_oldest(self._pending)
 
-    def find(self, token: str, now_ms: int) -> Ticket | None:
+    def find(self, token: str, now_ms: int) -> PendingAction | None:
         """Return the form of a token; None if it was used, is too old, or is not of this process."""
-        ticket = self._tickets.get(token)
-        return ticket if ticket is not None and now_ms - ticket.at_ms <= TICKET_AGE_MS_MAX else None
+        pending = self._pending.get(token)
+        return pending if pending is not None and now_ms - pending.at_ms <= PENDING_AGE_MS_MAX else None
 
     def remove(self, token: str) -> None:
         """Forget a form: from now on it cannot be used."""
-        self._tickets.pop(token, None)
+        self._pending.pop(token, None)
         self.note_result(token, "nothing has been done yet")
 
     def note_result(self, token: str, text: str) -> None:
@@ -79,14 +79,14 @@ class TicketBook:
             del entries[next(iter(entries))]
 
 
-def find_problem(ticket: Ticket | None, submission: Submission) -> str:
+def find_problem(pending: PendingAction | None, submission: Submission) -> str:
     """Return why a form is refused before anything is read again; empty if it is not."""
-    if ticket is None:
+    if pending is None:
         return (
             "This form was used before, is older than a quarter of an hour, or is not of this console. Begin "
             "with a new dry run."
         )
-    plan = ticket.plan
+    plan = pending.plan
     if (submission.kind, submission.subject) != (plan.kind, plan.subject):
         return f"The form is that of another action: {plan.kind} of {plan.subject}."
     if submission.digest != plan.digest:

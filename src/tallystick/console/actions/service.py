@@ -1,4 +1,4 @@
-"""The desk of actions: makes dry runs, takes their forms back, and carries them out one at a time.
+"""Makes dry runs of actions, accepts their forms, and carries them out one at a time.
 
     GET   read freshly, plan, show with a token
     POST  check the form [ACT-4], read once more and compare [ACT-1], write the intent to the disk [ACT-5],
@@ -20,13 +20,13 @@ from typing import Final, Protocol, Self
 from tallystick.console.actions.audit import AuditEvent, AuditLine, AuditLog
 from tallystick.console.actions.config import ActionConfig
 from tallystick.console.actions.execution import carry_out
+from tallystick.console.actions.pending import PendingAction, PendingActions, Submission, find_problem
 from tallystick.console.actions.plan import ActionPlan, describe_state, list_changes
 from tallystick.console.actions.planning import plan_action
 from tallystick.console.actions.reader import ActionReader
 from tallystick.console.actions.readings import CannotRead, Reading
 from tallystick.console.actions.request import ActionRequest
 from tallystick.console.actions.results import ActionResult, describe_result, report_refusal, report_unknown
-from tallystick.console.actions.tickets import Submission, Ticket, TicketBook, find_problem
 from tallystick.console.collect.store_thread import StoreThread
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.settings import BadConfig
@@ -36,7 +36,7 @@ _log = logging.getLogger("tallystick.console")
 
 TOKEN_BYTES: Final = 32
 CLOSE_TIMEOUT_S: Final = 10
-"""How long the end of the console waits for an action that is under way."""
+"""Limit of the wait for an action that is under way when the console ends."""
 
 _MOVED: Final = "The state has moved since the dry run, so nothing was done. Begin with a new dry run."
 
@@ -61,7 +61,7 @@ class Readings(Protocol):
 CarryOut = Callable[[ActionConfig, ActionRequest, Reading, ActionPlan], ActionResult]
 
 
-class ActionDesk:
+class ActionService:
     """Used on one event loop, and closed by leaving it."""
 
     def __init__(
@@ -73,7 +73,7 @@ class ActionDesk:
         reader: Readings | None = None,
         act: CarryOut = carry_out,
     ) -> None:
-        """Open the desk without connecting.
+        """Prepare without connecting.
 
         Args:
             follow_up: called after each action: pages should be read again soon.
@@ -88,7 +88,7 @@ class ActionDesk:
         self._audit = AuditLog(config.audit_log)
         self._reader = reader or ActionReader(config, self._clock)
         self._thread = StoreThread("the last action", self._clock)
-        self._book = TicketBook()
+        self._book = PendingActions()
         self._turn = asyncio.Lock()
         self._action: asyncio.Task[ActionResult] | None = None
 
@@ -114,29 +114,29 @@ class ActionDesk:
         reading = await self._reader.read(request)
         plan = plan_action(request, reading, self._config.bootstrap_servers)
         token = secrets.token_urlsafe(TOKEN_BYTES)
-        ticket = Ticket(request=request, plan=plan, reading=reading, at_ms=self._clock.now_ms())
-        self._book.add(token, ticket)
+        pending = PendingAction(request=request, plan=plan, reading=reading, at_ms=self._clock.now_ms())
+        self._book.add(token, pending)
         return DryRun(plan=plan, token=token)
 
     async def run(self, submission: Submission) -> ActionResult:
         """Carry out the action of a form, if it is still what was shown."""
-        ticket = self._book.find(submission.token, self._clock.now_ms())
+        pending = self._book.find(submission.token, self._clock.now_ms())
         former_result = self._book.find_result(submission.token)
         if former_result:
             return report_refusal(f"This form was used before, and nothing was done again: {former_result}.")
-        problem = find_problem(ticket, submission)
-        if ticket is None or problem:
+        problem = find_problem(pending, submission)
+        if pending is None or problem:
             _log.warning("an action of %s was refused: %a", submission.user, problem)
             return report_refusal(problem)
         if self._is_busy():
             return report_refusal("Another action is under way. Send the form again when it has its result.")
         self._book.remove(submission.token)  # before the first wait, so that a second form finds none
         async with self._turn:
-            result = await self._compare(ticket)
+            result = await self._compare(pending)
             if result is None:
-                result = await self._carry_out(ticket, submission)
+                result = await self._carry_out(pending, submission)
             else:
-                await asyncio.to_thread(self._write_refusal, ticket, submission, result)
+                await asyncio.to_thread(self._write_refusal, pending, submission, result)
         self._book.note_result(submission.token, describe_result(result))
         return result
 
@@ -149,19 +149,19 @@ class ActionDesk:
         if not action.cancelled() and action.exception() is None:
             self._book.note_result(token, describe_result(action.result()))
 
-    async def _compare(self, ticket: Ticket) -> ActionResult | None:
+    async def _compare(self, pending: PendingAction) -> ActionResult | None:
         """Read once more, and return a refusal unless everything is as it was shown [ACT-1]."""
         try:
-            reading = await self._reader.read(ticket.request)
+            reading = await self._reader.read(pending.request)
         except CannotRead as exc:
             return report_refusal(f"What is true now could not be read, so nothing was done: {exc}")
-        plan = plan_action(ticket.request, reading, self._config.bootstrap_servers)
-        changes = list_changes(ticket.plan, plan)
+        plan = plan_action(pending.request, reading, self._config.bootstrap_servers)
+        changes = list_changes(pending.plan, plan)
         return report_refusal(_MOVED, changes=changes) if changes else None
 
-    async def _carry_out(self, ticket: Ticket, submission: Submission) -> ActionResult:
+    async def _carry_out(self, pending: PendingAction, submission: Submission) -> ActionResult:
         limit_ms = self._config.run_limit_ms
-        action = asyncio.create_task(self._thread.run(lambda: self._carry_out_once(ticket, submission)))
+        action = asyncio.create_task(self._thread.run(lambda: self._carry_out_once(pending, submission)))
         action.add_done_callback(partial(self._note_result, submission.token))
         self._action = action
         self._book.note_result(submission.token, "it is still under way")
@@ -169,33 +169,37 @@ class ActionDesk:
             async with asyncio.timeout(limit_ms / 1000):
                 return await asyncio.shield(action)
         except TimeoutError:
-            return report_unknown(f"not ended within {limit_ms} ms; it may still be under way", ticket.plan)
+            return report_unknown(f"not ended within {limit_ms} ms; it may still be under way", pending.plan)
         finally:
             self._follow_up()
 
-    def _carry_out_once(self, ticket: Ticket, submission: Submission) -> ActionResult:
+    def _carry_out_once(self, pending: PendingAction, submission: Submission) -> ActionResult:
         """Write the intent, act, write the result. Runs in the thread of actions."""
         try:
-            self._audit.write(self._build_line(AuditEvent.INTENT, ticket, submission))
+            self._audit.write(self._build_line(AuditEvent.INTENT, pending, submission))
         except OSError as exc:
             return report_refusal(f"The audit log cannot be written, so nothing was done: {exc}")
-        result = self._act(self._config, ticket.request, ticket.reading, ticket.plan)
+        result = self._act(self._config, pending.request, pending.reading, pending.plan)
         try:
-            self._audit.write(self._build_line(AuditEvent.RESULT, ticket, submission, result))
+            self._audit.write(self._build_line(AuditEvent.RESULT, pending, submission, result))
         except OSError as exc:
             _log.error("the result is not in the audit log's file: %s", exc)
         return result
 
-    def _write_refusal(self, ticket: Ticket, submission: Submission, refusal: ActionResult) -> None:
+    def _write_refusal(self, pending: PendingAction, submission: Submission, refusal: ActionResult) -> None:
         try:
-            self._audit.write(self._build_line(AuditEvent.REFUSED, ticket, submission, refusal))
+            self._audit.write(self._build_line(AuditEvent.REFUSED, pending, submission, refusal))
         except OSError as exc:
             _log.error("the refusal is not in the audit log's file: %s", exc)
 
     def _build_line(
-        self, event: AuditEvent, ticket: Ticket, submission: Submission, result: ActionResult | None = None
+        self,
+        event: AuditEvent,
+        pending: PendingAction,
+        submission: Submission,
+        result: ActionResult | None = None,
     ) -> AuditLine:
-        plan = ticket.plan
+        plan = pending.plan
         at = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
         return AuditLine(
             event=event,

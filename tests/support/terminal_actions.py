@@ -1,4 +1,4 @@
-"""Actions in the terminal: a real desk over readings that a test chooses, and no cluster."""
+"""Actions in the terminal: a real service over readings that a test chooses, and no cluster."""
 
 import threading
 from collections.abc import Awaitable, Callable
@@ -9,11 +9,11 @@ from tests.support.console_facts import NOW_MS, SERVERS
 from tests.support.terminal import SMALL, Screen, use_terminal
 
 from tallystick.console.actions.config import ActionConfig
-from tallystick.console.actions.desk import ActionDesk
 from tallystick.console.actions.plan import ActionPlan
 from tallystick.console.actions.readings import CannotRead, Reading
 from tallystick.console.actions.request import ActionRequest
 from tallystick.console.actions.results import ActionResult, report_done
+from tallystick.console.actions.service import ActionService
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.app import TopServices
 from tallystick.console.views.page_request import Lookups
@@ -52,10 +52,10 @@ class Stage:
         self.gate.wait()
         return self.report(plan)
 
-    def make_desk(self) -> ActionDesk:
+    def make_action_service(self) -> ActionService:
         settings = {"bootstrap.servers": SERVERS}
         config = ActionConfig(admin=settings, producer=settings, audit_log=self.audit_log)
-        return ActionDesk(
+        return ActionService(
             config,
             clock=FakeClock(NOW_MS),
             reader=self,
@@ -71,12 +71,12 @@ class Stage:
         size: tuple[int, int] = SMALL,
         lookups: Lookups | None = None,
     ) -> None:
-        """Start the application with a desk, and do `steps` with it."""
-        desk = self.make_desk()
+        """Start the application with actions, and do `steps` with it."""
+        action_service = self.make_action_service()
 
-        async def with_desk(screen: Screen) -> None:
-            async with desk:
+        async def with_service(screen: Screen) -> None:
+            async with action_service:
                 await steps(screen)
 
-        services = TopServices(desk=desk, user=USER, lookups=lookups)
-        use_terminal(state, with_desk, size=size, services=services)
+        services = TopServices(action_service=action_service, user=USER, lookups=lookups)
+        use_terminal(state, with_service, size=size, services=services)
