@@ -50,4 +50,4 @@ class DeafSource(KafkaDataSource):
         return "deaf"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> writers.StreamWriter:  # noqa: N802
-        return writers.create_stream_writer(self.options, schema, overwrite, connect)
+        return writers.create_stream_writer(self.options, schema, connect, begins=self.is_new)

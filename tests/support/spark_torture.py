@@ -303,7 +303,7 @@ class TorturedSource(KafkaDataSource):
         return "tortured"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> writers.StreamWriter:  # noqa: N802
-        return writers.create_stream_writer(self.options, schema, overwrite, connect)
+        return writers.create_stream_writer(self.options, schema, connect, begins=self.is_new)
 
 
 def disturbed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

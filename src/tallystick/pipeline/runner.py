@@ -44,7 +44,7 @@ from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
 from tallystick.spark.registration import register
 from tallystick.spark.session import spark_session
-from tallystick.spark.sink.lease_handover import abort_unfinished_batch, identify_driver
+from tallystick.spark.sink.lease_handover import abort_unfinished_batch
 
 _BROKER_SETTINGS: Final = {"flush.policy": "ack", "transaction.two.phase.commit.enable": "true"}
 # File name of the note about a checkpoint that earlier versions wrote: the prefix alone.
@@ -168,7 +168,7 @@ class Running:
         """
         station = open_sink_context(self._spark, self.definition, output, self.client, _STOP_TIMEOUT_MS)
         try:
-            abort_unfinished_batch(station, identify_driver(self._spark))
+            abort_unfinished_batch(station)
         finally:
             station.close()
 

@@ -1,12 +1,11 @@
 """The lease of a running batch: found by its own driver, under its own options, until the batch has ended."""
 
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
+from pyspark import SparkFiles
 from tests.support.spark_values import LEASES
 
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
@@ -23,19 +22,40 @@ LEASE = BatchLease(
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
+    monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path))
     yield
     lease_handover.remove_lease(OPTIONS)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a driver's process is found in /proc")
-def test_a_lease_that_was_left_is_found_until_the_batch_has_ended() -> None:
+def test_a_lease_that_was_left_is_found_until_the_batch_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lease_handover.save_lease(OPTIONS, LEASE)
     assert lease_handover.find_lease(OPTIONS) == LEASE
     assert lease_handover.find_lease(OPTIONS) == LEASE, "an abort that failed is tried again under it"
     assert lease_handover.find_lease(replace(OPTIONS, prefix="other")) is None
-    assert lease_handover.find_lease(OPTIONS, driver="1:2") is None, "of another driver on this host"
+    with monkeypatch.context() as another:
+        another.setattr(SparkFiles, "_root_directory", str(tmp_path / "driver"))
+        assert lease_handover.find_lease(OPTIONS) is None, "of another driver on this host"
     lease_handover.remove_lease(OPTIONS)
+    assert lease_handover.find_lease(OPTIONS) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sessions_of_one_connect_server_share_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session's own folder below it may not exist when its first batch begins."""
+    monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path / "session"))
+    monkeypatch.setenv("SPARK_JOB_ARTIFACT_UUID", "session")
+    lease_handover.save_lease(OPTIONS, LEASE)
+    assert lease_handover.find_lease(OPTIONS) == LEASE
+
+
+def test_without_a_session_no_lease_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkFiles, "_is_running_on_worker", False)
+    lease_handover.save_lease(OPTIONS, LEASE)
     assert lease_handover.find_lease(OPTIONS) is None
 
 
