@@ -17,8 +17,8 @@ from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import Participant
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.sink import writers
-from tallystick.spark.sink.context import SinkContext, get_sink_context
+from tallystick.spark.sink.driver import writers
+from tallystick.spark.sink.driver.context import SinkContext, get_sink_context
 
 # Spark's workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -42,8 +42,8 @@ from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import Participant
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
-from tallystick.spark.sink import writers
-from tallystick.spark.sink.context import SinkContext, get_sink_context
+from tallystick.spark.sink.driver import writers
+from tallystick.spark.sink.driver.context import SinkContext, get_sink_context
 from tallystick.testing import eventually
 
 FOLDER: Final = "SPARK_TORTURE"

@@ -29,8 +29,8 @@ from tallystick.spark.protocol.decide import QueryStart
 from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
-from tallystick.spark.sink import writers
-from tallystick.spark.sink.context import SinkContext, get_sink_context
+from tallystick.spark.sink.driver import writers
+from tallystick.spark.sink.driver.context import SinkContext, get_sink_context
 
 PARTS_FILE: Final = "TALLYSTICK_BENCH_PARTS"
 NAME: Final = "timed"

@@ -44,7 +44,7 @@ from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
 from tallystick.spark.registration import register
 from tallystick.spark.session import spark_session
-from tallystick.spark.sink.lease_handover import abort_unfinished_batch
+from tallystick.spark.sink.driver.lease_handover import abort_unfinished_batch
 
 _BROKER_SETTINGS: Final = {"flush.policy": "ack", "transaction.two.phase.commit.enable": "true"}
 # File name of the note about a checkpoint that earlier versions wrote: the prefix alone.

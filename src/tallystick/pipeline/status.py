@@ -4,7 +4,7 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value
 from tallystick.spark.protocol.coordinator import PrefixStatus
 from tallystick.spark.protocol.decide import ParticipantOutcome
-from tallystick.spark.sink.context import SinkContext
+from tallystick.spark.sink.driver.context import SinkContext
 
 
 class DecisionStatus(Value, kw_only=True):

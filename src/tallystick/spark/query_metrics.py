@@ -36,7 +36,7 @@ from tallystick.metrics.families.applications import (
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.query_events import QueryEvent, QueryEventKind, parse_batch
-from tallystick.spark.sink.recovery import read_last_decision
+from tallystick.spark.sink.driver.recovery import read_last_decision
 
 _log = logging.getLogger("tallystick.spark")
 

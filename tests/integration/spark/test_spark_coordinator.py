@@ -19,8 +19,8 @@ from tallystick.spark.protocol.errors import (
     UnknownCheckpoint,
     VoteLost,
 )
-from tallystick.spark.sink import lease_handover
-from tallystick.spark.sink.recovery import resolve
+from tallystick.spark.sink.driver import lease_handover
+from tallystick.spark.sink.driver.recovery import resolve
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.server]

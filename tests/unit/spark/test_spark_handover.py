@@ -12,7 +12,7 @@ from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import BatchLease, decode_lease, encode_lease
-from tallystick.spark.sink import lease_handover
+from tallystick.spark.sink.driver import lease_handover
 
 OPTIONS = SinkOptions(prefix="p", client={"bootstrap.servers": "localhost:9092"})
 LEASE = BatchLease(

@@ -11,7 +11,7 @@ from tallystick.client.config import ProducerConfig
 from tallystick.client.kafka_names import ClientSettings
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 from tallystick.lake.names import StorageOptions, find_url_problem
 from tallystick.spark.options.format_options import FormatOptions, parse_format_options
 from tallystick.spark.options.option_table import (
@@ -29,7 +29,7 @@ from tallystick.spark.options.source_options import (
 from tallystick.spark.protocol.committable import WRITE_ID_BYTES_MAX
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.protocol.repetition import ChangedRows, RepetitionRules
-from tallystick.spark.protocol.transactional_ids import find_prefix_problems
+from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX, find_prefix_problems
 
 E = TypeVar("E", bound=Enum)
 
@@ -207,3 +207,8 @@ def _find_client_problems(options: SinkOptions) -> Iterator[str]:
         for line in str(exc).splitlines():
             is_own_setting = line.startswith("tallystick.")
             yield line if is_own_setting else f"{KAFKA_PREFIX}{line}"
+
+
+def with_database_suffix(options: SinkOptions) -> SinkOptions:
+    """Add the suffix to the prefix, so that readers of the decision topic do not end a table's batches."""
+    return replace(options, prefix=options.prefix + DATABASE_SUFFIX)

@@ -85,12 +85,13 @@ def identify_source(options: SourceOptions, cluster_id: str) -> dict[str, str]:
 def _read_decided_end(options: SourceOptions, resume: ResumeOptions) -> OffsetJson | None:
     """Return the end offsets of the last decision in these topics; None if no batch was decided."""
     client = {n: t for n, t in options.client.items() if is_client_setting(n)}
-    if resume.database is None:
-        decision = sink.recovery.read_last_decision(resume.prefix, client, decisions=resume.decisions_topic)
-    else:
-        decision = sink.stores.read_last_decision(
-            resume.prefix, client, resume.database, resume.storage_options
-        )
+    decision = sink.recovery.read_last_decision(
+        resume.prefix,
+        client,
+        decisions=resume.decisions_topic,
+        database=resume.database,
+        storage_options=resume.storage_options,
+    )
     return (
         None
         if decision is None or decision.query_id is None

@@ -29,18 +29,20 @@ from tallystick.spark.protocol.committable import BatchLease, Job, MicroBatch, P
 from tallystick.spark.protocol.decide import TaskAction, plan_task
 from tallystick.spark.protocol.errors import InvalidRows, PrefixTaken, SinkError
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
-from tallystick.spark.sink.context import SinkContext
-from tallystick.spark.sink.next_producer import OpenedProducer
-from tallystick.spark.sink.row_checksum import checksum_columns
+from tallystick.spark.sink.task.context import TaskContext
+from tallystick.spark.sink.task.next_producer import OpenedProducer
+from tallystick.spark.sink.task.row_checksum import checksum_columns
 
 _log = logging.getLogger("tallystick.spark")
 
 COLUMNS: Final = ("key", "value", "topic", "partition", "headers")
+ROW_COLUMN: Final = "row"
+"""The column with the rows of a table; null for none."""
 # Rows go to the producer in pieces, of which buffer.memory holds several.
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 
 
-def run_attempt(context: SinkContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
+def run_attempt(context: TaskContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
     """Write or skip the rows of one task.
 
     Args:
@@ -53,7 +55,7 @@ def run_attempt(context: SinkContext, lease: BatchLease, job: Job, batches: Iter
 
 
 def _run_attempt(
-    context: SinkContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]
+    context: TaskContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]
 ) -> Vote:
     action = plan_attempt(context.options, lease, job)
     chunks = _iter_chunks(batches)
@@ -89,7 +91,7 @@ def plan_attempt(options: SinkOptions, lease: BatchLease, job: Job) -> TaskActio
 
 
 def _write_and_prepare(
-    context: SinkContext,
+    context: TaskContext,
     lease: BatchLease,
     first_chunk: pa.RecordBatch,
     other_chunks: Iterator[pa.RecordBatch],
@@ -129,7 +131,7 @@ def send_records(producer: Producer, records: pa.RecordBatch, topic: str | None)
         raise InvalidRows(f"{exc}; nothing of this batch was decided") from exc
 
 
-def open_producer(context: SinkContext, lease: BatchLease) -> OpenedProducer:
+def open_producer(context: TaskContext, lease: BatchLease) -> OpenedProducer:
     """Return an initialised producer for one attempt. Raises: PrefixTaken; the client's errors.
 
     The lease is checked before an id is initialised. One that was initialised before needs no check: the one
@@ -148,7 +150,7 @@ def open_producer(context: SinkContext, lease: BatchLease) -> OpenedProducer:
     return next_producer
 
 
-def check_lease(context: SinkContext, lease: BatchLease) -> None:
+def check_lease(context: TaskContext, lease: BatchLease) -> None:
     """Raise PrefixTaken unless the lease is the last one."""
     if not context.owns_prefix(lease.coordinator):
         raise PrefixTaken(context.options.prefix, "this batch was given up, or another query began")

@@ -18,9 +18,7 @@ from tallystick.schemas.model import SCHEMA_FORMATS
 from tallystick.spark.options.format_options import FIELDS
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
-
-ROW_COLUMN: Final = "row"
-"""The column with the rows of a table; null for none."""
+from tallystick.spark.sink.task.attempt import ROW_COLUMN
 
 _HEADER_TYPE: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _COLUMN_TYPES: Final[Mapping[str, tuple[type[DataType], ...]]] = {

@@ -17,7 +17,9 @@ import pyarrow as pa
 from tallystick.client.blocking.producer import Producer
 from tallystick.kernel.check import require
 from tallystick.kernel.value import Value
-from tallystick.lake.data_files import DataFileWriter
+from tallystick.lake.data_files import AttemptName, DataFileWriter
+from tallystick.lake.opening import LakeLocation, open_file_writer
+from tallystick.lake.schema import TableDefinition
 from tallystick.spark import sink as spark_sink
 from tallystick.spark import tracing
 from tallystick.spark.decisions.lake_row import encode_files
@@ -33,19 +35,30 @@ from tallystick.spark.protocol.committable import (
     encode_vote,
 )
 from tallystick.spark.protocol.decide import TaskAction
-from tallystick.spark.sink.attempt import check_lease, open_producer, plan_attempt, send_records
-from tallystick.spark.sink.context import OpenContext, get_sink_context
-from tallystick.spark.sink.lake_batch import LakeTarget, drop_hash, open_data_files
-from tallystick.spark.sink.projection import HASH_COLUMN
+from tallystick.spark.sink.task.attempt import check_lease, open_producer, plan_attempt, send_records
+from tallystick.spark.sink.task.context import OpenTaskContext, get_task_context
 
 if TYPE_CHECKING:
     from tallystick.spark.decisions.database import DecisionDatabase
     from tallystick.spark.decisions.staging import StagingTable
 
 
+HASH_COLUMN: Final = "tallystick_hash"
 _ATTEMPT_BYTES: Final = 8
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _CHUNK_ROWS: Final = 5_000
+
+
+def name_sink_column(number: int) -> str:
+    return f"sink_{number}"
+
+
+class LakeTarget(Value, kw_only=True):
+    """The table of a batch as its tasks need it: they write data files, and do not read the table."""
+
+    location: LakeLocation
+    definition: TableDefinition
+    keys: tuple[str, ...] = ()
 
 
 class CombinedTask(Value, kw_only=True):
@@ -56,7 +69,7 @@ class CombinedTask(Value, kw_only=True):
     job: Job
     sinks: tuple[Sink, ...]
     store: "DecisionDatabase | LakeTarget | None"
-    open_context: OpenContext = get_sink_context
+    open_context: OpenTaskContext = get_task_context
     trace_carrier: tracing.Carrier = tracing.NO_CARRIER
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -145,7 +158,7 @@ class _CombinedAttempt:
             tables = tuple(each for each in work.sinks if isinstance(each, ToTable))
             self._staging_tables = {
                 each.sink.table: each
-                for each in spark_sink.database_context.get_staging_tables(
+                for each in spark_sink.staging.get_staging_tables(
                     work.options.prefix, self._require_database(), tables
                 )
             }
@@ -208,3 +221,14 @@ def _iter_chunks(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     size = -(-rows.num_rows // count)
     for at in range(0, rows.num_rows, size):
         yield rows.slice(at, size)
+
+
+def open_data_files(target: LakeTarget, prefix: str, lease: BatchLease) -> DataFileWriter:
+    """Return the writer of one attempt's data files."""
+    name = AttemptName(key=prefix, owner=str(lease.coordinator), attempt=token_hex(_ATTEMPT_BYTES))
+    return open_file_writer(target.location, target.definition, name, is_source=bool(target.keys))
+
+
+def drop_hash(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows without the hash that the projection has added."""
+    return rows.select([name for name in rows.schema.names if name != HASH_COLUMN])

@@ -26,7 +26,7 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.spark import sink, tracing
 from tallystick.spark.checkpoint import read_end_offsets, read_query_id, read_query_start
 from tallystick.spark.options.option_table import QueryType
-from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.options.sink_options import SinkOptions, with_database_suffix
 from tallystick.spark.protocol.committable import (
     BatchLease,
     BatchWrite,
@@ -38,15 +38,15 @@ from tallystick.spark.protocol.committable import (
     encode_vote,
 )
 from tallystick.spark.protocol.errors import NotBegun
-from tallystick.spark.sink.attempt import run_attempt
-from tallystick.spark.sink.columns import parse_checked_options
-from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
-from tallystick.spark.sink.lease_handover import find_lease, remove_lease, save_lease
-from tallystick.spark.sink.recovery import with_database_suffix
+from tallystick.spark.sink.driver.columns import parse_checked_options
+from tallystick.spark.sink.driver.context import OpenContext, SinkContext, get_sink_context
+from tallystick.spark.sink.driver.lease_handover import find_lease, remove_lease, save_lease
+from tallystick.spark.sink.task.attempt import run_attempt
+from tallystick.spark.sink.task.context import get_task_context
 
 if TYPE_CHECKING:
-    from tallystick.spark.sink.encoding import RecordEncoding
-    from tallystick.spark.sink.table_rows import TableBatch, VotedFiles
+    from tallystick.spark.sink.task.encoding import RecordEncoding
+    from tallystick.spark.sink.task.table_rows import TableBatch, VotedFiles
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -116,9 +116,9 @@ class _LeasedWriter:
         """Begin the batch, on the driver and before any task. Raises: NotBegun."""
         try:
             if any(each.has_schema for each in self.options.formats.fields):
-                self._encoding = sink.encoding.resolve_encoding(self.options, self._columns)
+                self._encoding = sink.schemas.resolve_encoding(self.options, self._columns)
             if self.options.table is not None:
-                self._table = sink.table_rows.prepare_table(self.options, self._columns)
+                self._table = sink.lake.prepare_table(self.options, self._columns)
             self._lease = self._claim_prefix()
         except Exception as exc:  # of a table's library, too
             why = f"the batch has not begun, and nothing of it is written. {type(exc).__name__}: {exc}"
@@ -138,11 +138,11 @@ class _LeasedWriter:
 
     @property
     def _context(self) -> SinkContext:
-        """The driver's station, where the decision is."""
+        """The driver's context."""
         if self._open_context is not None:
             return self._open_context(self.options)
         if self.options.table is not None:
-            return sink.table_rows.open_table_context(self.options)
+            return sink.lake.open_table_context(self.options)
         return get_sink_context(self.options)
 
     def _run_attempt(self, job: Job, batches: Iterator[pa.RecordBatch]) -> VoteMessage:
@@ -156,7 +156,9 @@ class _LeasedWriter:
         ):
             files = None
             if self._table is None:
-                vote = run_attempt(self._context, lease, job, batches)
+                vote = run_attempt(
+                    (self._open_context or get_task_context)(self.options), lease, job, batches
+                )
             else:
                 vote, files = sink.table_rows.write_rows(self.options, self._table, lease, job, batches)
             trace.describe_votes([vote])
@@ -166,7 +168,7 @@ class _LeasedWriter:
         votes, context = _decode_votes(messages), self._context
         if self.options.table is not None:
             files = [each.table_files for each in messages if isinstance(each, VoteMessage)]
-            sink.table_rows.stage_files(context, self.options.table, votes, files)
+            sink.lake.stage_files(context, self.options.table, votes, files)
         with self._resume_trace(messages):
             decision = context.commit(votes, offsets)
         _log.info("%s: %s", self.options.prefix, "skipped: decided before" if decision is None else decision)

@@ -24,7 +24,7 @@ from tallystick.spark.protocol.committable import BatchLease, build_empty_vote, 
 from tallystick.spark.protocol.errors import BadCommittable
 
 if TYPE_CHECKING:
-    from tallystick.spark.sink.context import SinkContext
+    from tallystick.spark.sink.driver.context import SinkContext
 
 _LEASES: Final[dict[str, BatchLease]] = {}
 """Leases of the batches that this process has begun and will end itself."""
