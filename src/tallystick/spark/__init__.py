@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from tallystick.spark.data_source import KafkaDataSource
     from tallystick.spark.options.sinks import to_table, to_topic
     from tallystick.spark.query_metrics import QueryMetrics
-    from tallystick.spark.registration import register
     from tallystick.spark.runtime.versions import UnsupportedSpark
-    from tallystick.spark.session import spark_session
+    from tallystick.spark.session import register, spark_session
     from tallystick.spark.sink.driver.foreach_batch import foreach_batch
     from tallystick.spark.sink.driver.recovery import resolve, resolve_rows
     from tallystick.spark.sink.driver.schemas import register_serializer
@@ -41,7 +40,7 @@ if not TYPE_CHECKING:
             "UnsupportedSpark": "tallystick.spark.runtime.versions:UnsupportedSpark",
             "QueryMetrics": "tallystick.spark.query_metrics:QueryMetrics",
             "foreach_batch": "tallystick.spark.sink.driver.foreach_batch:foreach_batch",
-            "register": "tallystick.spark.registration:register",
+            "register": "tallystick.spark.session:register",
             "register_serializer": "tallystick.spark.sink.driver.schemas:register_serializer",
             "resolve": "tallystick.spark.sink.driver.recovery:resolve",
             "resolve_rows": "tallystick.spark.sink.driver.recovery:resolve_rows",

@@ -16,8 +16,7 @@ from tallystick.admin.topics import NewTopic
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value
-from tallystick.pipeline.demo import flights
-from tallystick.pipeline.demo.demo_settings import Crash, DemoSettings
+from tallystick.pipeline.demo import Crash, DemoSettings, flights
 from tallystick.pipeline.demo.postgres import TemporaryPostgres
 from tallystick.pipeline.demo.processes import PipelineProcess
 from tallystick.pipeline.demo.verification import ContentCheck, check_lake_table, check_table, check_topics

@@ -13,8 +13,7 @@ from tallystick.spark.checkpoint import read_decision_locations, write_decision_
 from tallystick.spark.decisions.topic import DecisionTopic
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import BatchLease, Decision, Job, Vote
-from tallystick.spark.protocol.concurrency import run_both
-from tallystick.spark.protocol.coordinator import SinkCoordinator
+from tallystick.spark.protocol.coordinator import SinkCoordinator, run_both
 from tallystick.spark.protocol.decide import (
     DecisionLocation,
     NewPrefix,

@@ -35,8 +35,7 @@ from tallystick.spark.options.sinks import StagedMoves, ToTable, ToTopic, quote_
 from tallystick.spark.protocol.committable import Vote
 from tallystick.spark.protocol.decide import TIMEOUT_MARGIN_DIVISOR
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.runtime.arrow_types import to_arrow_schema
-from tallystick.spark.sink.driver.columns import has_records
+from tallystick.spark.sink.driver.columns import has_records, to_arrow_schema
 from tallystick.spark.sink.driver.context import SinkContext, get_sink_context
 from tallystick.spark.sink.task.attempt import ROW_COLUMN
 from tallystick.spark.sink.task.combined_attempt import HASH_COLUMN, LakeTarget

@@ -38,8 +38,8 @@ from tallystick.schemas.registry import Registry, get_registry
 from tallystick.spark.checkpoint import SchemaNote, keep_schema
 from tallystick.spark.options.format_options import FormatOptions, parse_format_options
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.runtime.arrow_types import to_arrow_type
 from tallystick.spark.runtime.versions import SparkFeature, check_feature
+from tallystick.spark.sink.driver.columns import to_arrow_type
 from tallystick.spark.sink.task.encoding import RecordEncoding, encode_column
 
 if TYPE_CHECKING:
