@@ -133,8 +133,8 @@ _VIEW_READ: Final = re.compile(r"\b(?:from|join|table)\s+`?(\w+)", re.IGNORECASE
 def find_loops(definition: Definition) -> Iterator[str]:
     """Yield each source whose own records lead to records that it reads.
 
-    A source may read what another one's output has written: that is a chain. What a Python function reads is
-    not known, and not looked at.
+    A source may read what another one's output has written: that is a chain. The topics that a Python
+    function reads are unknown and not checked.
     """
     written = {source.name: _list_written(definition, source) for source in definition.sources}
     for source in definition.sources:

@@ -83,8 +83,8 @@ class DecisionWatch:
     It changes nothing, except that it creates the decisions topic if missing. `close` ends its connections.
     """
 
-    def __init__(self, station: SinkContext) -> None:
-        self._context = station
+    def __init__(self, context: SinkContext) -> None:
+        self._context = context
 
     def read_status(self) -> DecisionStatus | None:
         """Return the current state; None if the cluster did not answer."""
@@ -218,11 +218,11 @@ class Running:
         It uses the lease of that batch instead of a claim, so an instance that has taken over, as in a
         rolling deployment, is not disturbed.
         """
-        station = open_sink_context(self._spark, self.definition, output, self.client, _STOP_TIMEOUT_MS)
+        context = open_sink_context(self._spark, self.definition, output, self.client, _STOP_TIMEOUT_MS)
         try:
-            abort_unfinished_batch(station)
+            abort_unfinished_batch(context)
         finally:
-            station.close()
+            context.close()
 
     def watch(self, output: OutputDefinition) -> DecisionWatch:
         """Create a watch on the decisions of an output; the caller closes it."""

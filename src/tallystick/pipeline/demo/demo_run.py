@@ -52,13 +52,13 @@ class DemoResult(Value, kw_only=True):
 
 
 class Audience(Protocol):
-    """What watches a demo."""
+    """Observer of a demo."""
 
     def begin(self, bootstrap_servers: str, database_url: str) -> None:
-        """Look: broker and database are there."""
+        """Begin to observe: broker and database are there."""
 
     def end(self, result: DemoResult) -> None:
-        """Take the result. Broker and database are there until this returns."""
+        """Accept the result. Broker and database are there until this returns."""
 
 
 class DemoRun:

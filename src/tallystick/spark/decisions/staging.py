@@ -6,7 +6,7 @@ constraints, and with each row the attempt that wrote it:
     create   driver   before a batch, outside of the deciding transaction
     stage    task     in any number of short transactions; nothing depends on them yet
     move     driver   all rows that the voted attempts staged, into the target [SPK-41]
-    sweep    driver   with the claim of the prefix: no live batch has rows there any more [SPK-42]
+    sweep    driver   with the claim of the prefix: no live batch has rows there [SPK-42]
 
 Staged rows need not survive a crash of the database: the votes have their number, and if some are missing
 nothing is moved. So in PostgreSQL the table is UNLOGGED. docs/design/spark-sink.md.

@@ -120,7 +120,7 @@ class SinkContext(TaskContext):
         rules = self.options.repetition_rules
         if self._last_target not in (None, target):
             # Where sinks were changed, one batch stays with those before: the first of a start. After it,
-            # what has been decided for others was decided by a second sink under this prefix.
+            # a decision for others is one of a second sink under this prefix.
             rules = replace(rules, accepts_other_sinks=False)
         with tracing.trace_part("commit batch", self.options.prefix) as trace:
             trace.describe_votes(votes)

@@ -1,6 +1,6 @@
-"""The station of a prefix whose decisions are in a database row. Imported only for a query with a database.
+"""The driver's context of a prefix whose decisions are in a database row.
 
-It needs SQLAlchemy 2 and a driver of the database: the extra `sql`.
+Imported only for a query with a database: it needs SQLAlchemy 2 and a driver, the extra `sql`.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ CreateDatabaseContext = Callable[[SinkOptions, DecisionDatabase, tuple[ToTable, 
 
 
 class DatabaseSinkContext(SinkContext):
-    """A driver's station for a prefix whose decisions are in a database row."""
+    """The driver's context of a prefix whose decisions are in a database row."""
 
     def __init__(self, options: SinkOptions, where: DecisionDatabase, tables: tuple[ToTable, ...]) -> None:
         self._engine_of_rows = get_engine(where)

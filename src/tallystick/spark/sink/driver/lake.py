@@ -136,10 +136,10 @@ def _read_columns(kind: DataType) -> pa.Schema:
 
 
 class LakeSinkContext(SinkContext):
-    """A driver's station for a prefix whose decisions are commits of a lake table."""
+    """The driver's context of a prefix whose decisions are commits of a lake table."""
 
     def __init__(self, options: SinkOptions, location: LakeLocation, *, accepts_loss: bool = False) -> None:
-        """Open the table's station; see `LakeRow`. Raises: BadConfig, MissingLibrary."""
+        """Open the table's context; see `LakeRow`. Raises: BadConfig, MissingLibrary."""
         self.lake_row = LakeRow(open_table(location), options.prefix, accepts_loss=accepts_loss)
         super().__init__(options)
 
@@ -175,7 +175,7 @@ def prepare_table(options: SinkOptions, columns: StructType) -> TableBatch:
 
 
 def open_table_context(options: SinkOptions) -> SinkContext:
-    """Return the driver's station of a prefix whose decisions are in the table."""
+    """Return the driver's context of a prefix whose decisions are in the table."""
     return get_sink_context(options, OpenLakeContext(location=locate_table(_require_table(options))))
 
 
@@ -186,15 +186,15 @@ def stage_files(
     files: Iterable[VotedFiles | None],
 ) -> None:
     """Set the data files that the decision of these votes will commit."""
-    station = cast(LakeSinkContext, context)
+    lake_context = cast(LakeSinkContext, context)
     parts = [part for part in files if part is not None]
     for part in parts:  # all of them are of one batch, and have the same
-        station.lake_row.expect_batch(part.definition, table.keys)
+        lake_context.lake_row.expect_batch(part.definition, table.keys)
     moves = StagedMoves(
         attempts=tuple(part.files for part in parts), rows=(sum(part.row_count for part in parts),)
     )
     nonce = next((vote.nonce for vote in votes if vote is not None), "")
-    station.decision_log.set_staged_moves(nonce, moves)
+    lake_context.decision_log.set_staged_moves(nonce, moves)
 
 
 def _require_table(options: SinkOptions) -> ToTable:

@@ -122,7 +122,7 @@ def _build_options(prefix: str, client: Mapping[str, str], decisions: str = DECI
 
 
 def _resolve_and_close(context: SinkContext, *, dry_run: bool, retire: bool) -> PrefixStatus:
-    """Inspect, resolve or retire the prefix of this station, and close the station."""
+    """Inspect, resolve or retire the prefix of this context, and close the context."""
     try:
         if retire and not dry_run:
             return context.run(context.coordinator.retire(), "retire")
@@ -142,7 +142,7 @@ def open_store_context(
     accepts_loss: bool = False,
     storage_options: StorageOptions = NO_OPTIONS,
 ) -> SinkContext:
-    """Open the station of a prefix whose decisions are in a store.
+    """Open the context of a prefix whose decisions are in a store.
 
     Args:
         options: of the query, with its plain prefix.

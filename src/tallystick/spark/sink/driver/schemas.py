@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class SchemaPlace(Value, kw_only=True):
-    """Where a sink's schemas come from.
+    """The place of a sink's schemas.
 
     topic       None if rows name their topics
     checkpoint  the query's checkpoint, if known

@@ -1,6 +1,6 @@
 """Rows of `format("tallystick")` with a lake table. Imported only for a query with the option `table`.
 
-`foreach_batch` has Spark project a batch to its sinks, and hash each row. A writer of a data source is handed
+`foreach_batch` has Spark project a batch to its sinks, and hash each row. A writer of a data source gets
 the rows as they are, so the task does both, and gives them to the task of `foreach_batch`: the record of a
 row from the columns of Spark's own sink, the row of the table from the column `row`.
 """
