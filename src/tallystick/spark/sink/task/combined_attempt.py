@@ -35,8 +35,9 @@ from tallystick.spark.protocol.committable import (
     encode_vote,
 )
 from tallystick.spark.protocol.decide import TaskAction
-from tallystick.spark.sink.task.attempt import check_lease, open_producer, plan_attempt, send_records
+from tallystick.spark.sink.task.attempt import open_producer, plan_attempt, prepare, send_records
 from tallystick.spark.sink.task.context import OpenTaskContext, get_task_context
+from tallystick.spark.sink.task.next_producer import OpenedProducer
 
 if TYPE_CHECKING:
     from tallystick.spark.decisions.database import DecisionDatabase
@@ -121,8 +122,7 @@ class _CombinedAttempt:
     def __init__(self, work: CombinedTask, stack: ExitStack) -> None:
         self.name = token_hex(_ATTEMPT_BYTES)
         self._task, self._stack = work, stack
-        self._producer: Producer | None = None
-        self._transactional_id = ""
+        self._next_producer: OpenedProducer | None = None
         self._staged_row_counts: dict[str, int] = {}
         self._staging_tables: dict[str, StagingTable] = {}
         self._data_files: DataFileWriter | None = None
@@ -169,37 +169,25 @@ class _CombinedAttempt:
         return cast("DecisionDatabase", require(store, "a sink with tables has a database"))
 
     def _get_producer(self) -> Producer:
-        if self._producer is None:
+        if self._next_producer is None:
             context = self._task.open_context(self._task.options)
-            next_producer = open_producer(context, self._task.lease)
+            self._next_producer = open_producer(context, self._task.lease)
             # On an exception before the prepare, the producer's exit aborts.
-            self._producer = self._stack.enter_context(next_producer.producer)
-            self._transactional_id = str(next_producer.name)
-            self._producer.begin_transaction()
-        return self._producer
+            self._stack.enter_context(self._next_producer.producer).begin_transaction()
+        return self._next_producer.producer
 
     def prepare(self) -> tuple[Participant | None, str]:
         """Prepare the transaction; return it and its mode, or None and an empty mode without records."""
         if isinstance(self._task.store, LakeTarget):
             # Before the prepare: a data file that cannot be finished aborts the transaction.
             self.moves = encode_files(() if self._data_files is None else self._data_files.finish())
-        producer = self._producer
-        if producer is None:
+        if self._next_producer is None:
             return None, ""
-        state = producer.prepare_transaction()
         context = self._task.open_context(self._task.options)
-        try:
-            check_lease(context, self._task.lease)
-        except BaseException:
-            producer.abort_transaction()
-            raise
-        self._stack.pop_all()
+        participant, mode = prepare(context, self._task.lease, self._next_producer, self._stack)
         topics = {each.topic for each in self._task.sinks if isinstance(each, ToTopic) and each.topic}
-        context.next_producer.open(self._task.lease, producer, topics)
-        identity, mode = state.identity, producer.mode
-        identity = require(identity, "records were sent, so something is prepared")
-        mode = require(mode, "the sink prepares, so a mode is in force")
-        return Participant(transactional_id=self._transactional_id, identity=identity), mode.value
+        context.next_producer.open(self._task.lease, self._next_producer.producer, topics)
+        return participant, mode
 
 
 def _split_by_sink(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
