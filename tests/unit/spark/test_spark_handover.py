@@ -1,5 +1,6 @@
 """The lease of a running batch: found by its own driver, under its own options, until the batch has ended."""
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tests.support.spark_values import LEASES
 
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
+from tallystick.spark.data_source import KafkaDataSource
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import BatchLease, decode_lease, encode_lease
 from tallystick.spark.sink.driver import lease_handover
@@ -72,3 +74,12 @@ def test_a_lease_of_an_earlier_version_is_read(lease: BatchLease) -> None:
     """It does not say when it was taken."""
     earlier = encode_lease(lease).replace(b',"began_ms":%d' % lease.began_ms, b"")
     assert decode_lease(earlier) == replace(lease, began_ms=0)
+
+
+def test_only_a_data_source_that_was_not_pickled_begins_batches() -> None:
+    """Spark commits and aborts with an unpickled one."""
+    source = KafkaDataSource({"topic": "t"})
+    copy = pickle.loads(pickle.dumps(source))
+    assert source.is_new
+    assert not copy.is_new
+    assert copy.options == source.options
