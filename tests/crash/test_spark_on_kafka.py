@@ -13,7 +13,7 @@ from tests.support.spark_torture import Fault
 from tests.support.spark_torture_lives import BareTorture, Torture
 from tools.servers import apache_kafka
 
-from tallystick.spark.sink.recovery import resolve
+from tallystick.spark.sink.driver.recovery import resolve
 from tallystick.testing import eventually
 
 SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}

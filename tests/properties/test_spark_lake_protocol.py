@@ -52,7 +52,7 @@ from tallystick.spark.protocol.coordinator import SinkCoordinator
 from tallystick.spark.protocol.decide import NewCheckpoint, TaskAction, plan_task
 from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.errors import DecisionsLost, PrefixTaken, SinkError
-from tallystick.spark.sink.worker_ids import WorkerIdPool
+from tallystick.spark.sink.task.worker_ids import WorkerIdPool
 from tallystick.testing import FakeClock
 
 PREFIX = "p"

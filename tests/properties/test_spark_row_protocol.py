@@ -54,7 +54,7 @@ from tallystick.spark.protocol.errors import (
     SinkError,
     VoteLost,
 )
-from tallystick.spark.sink.worker_ids import WorkerIdPool
+from tallystick.spark.sink.task.worker_ids import WorkerIdPool
 from tallystick.testing import FakeClock
 
 PREFIX = "p"

@@ -104,9 +104,9 @@ UNITS: Final[Mapping[str, Mapping[str, Size]]] = {
         "UPLOAD_BYTES": 1,
     },
     "tallystick.lake.delta": {"_ENTRIES_MAX": 1},
-    "tallystick.spark.sink.row_checksum": {"_SLICE_BYTES": 1},
-    "tallystick.spark.sink.attempt": {"_CHUNK_BYTES": 1},
-    "tallystick.spark.sink.combined_attempt": {"_CHUNK_BYTES": 1, "_CHUNK_ROWS": 1},
+    "tallystick.spark.sink.task.row_checksum": {"_SLICE_BYTES": 1},
+    "tallystick.spark.sink.task.attempt": {"_CHUNK_BYTES": 1},
+    "tallystick.spark.sink.task.combined_attempt": {"_CHUNK_BYTES": 1, "_CHUNK_ROWS": 1},
     "tallystick.spark.source.task_reader": {"ROWS_MAX": 1},
     "tallystick.spark.decisions.topic_reader": {"FETCH_BYTES": 64},
 }

@@ -17,8 +17,8 @@ from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import Participant
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.sink import writers
-from tallystick.spark.sink.context import SinkContext, get_sink_context
+from tallystick.spark.sink.driver import writers
+from tallystick.spark.sink.driver.context import SinkContext, get_sink_context
 
 # Spark's workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -50,4 +50,4 @@ class DeafSource(KafkaDataSource):
         return "deaf"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> writers.StreamWriter:  # noqa: N802
-        return writers.create_stream_writer(self.options, schema, overwrite, connect)
+        return writers.create_stream_writer(self.options, schema, connect, begins=self.is_new)

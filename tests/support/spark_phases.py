@@ -21,18 +21,15 @@ from tallystick.client.transactions.modes import TxnDecision
 from tallystick.lake.names import parse_table_url
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.spark.decisions.database import resolve_database
-from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.options.sink_options import SinkOptions, with_database_suffix
 from tallystick.spark.options.sinks import Sink, StagedMoves, to_table, to_topic
 from tallystick.spark.protocol.committable import BatchLease, MicroBatch, Participant, Vote
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.sink.attempt import open_producer
-from tallystick.spark.sink.combined_attempt import CombinedTask
-from tallystick.spark.sink.context import SinkContext
-from tallystick.spark.sink.database_context import DatabaseSinkContext
-from tallystick.spark.sink.lake_batch import LakeTarget
-from tallystick.spark.sink.lake_context import LakeSinkContext
-from tallystick.spark.sink.projection import HASH_COLUMN
-from tallystick.spark.sink.recovery import with_database_suffix
+from tallystick.spark.sink.driver.context import SinkContext
+from tallystick.spark.sink.driver.database_context import DatabaseSinkContext
+from tallystick.spark.sink.driver.lake import LakeSinkContext
+from tallystick.spark.sink.task.attempt import open_producer
+from tallystick.spark.sink.task.combined_attempt import HASH_COLUMN, CombinedTask, LakeTarget
 
 TASKS = 2
 

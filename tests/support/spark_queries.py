@@ -18,8 +18,8 @@ from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import BatchLease, MicroBatch, Participant, Vote
 from tallystick.spark.protocol.decide import NewCheckpoint
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.sink.attempt import run_attempt
-from tallystick.spark.sink.context import SinkContext
+from tallystick.spark.sink.driver.context import SinkContext
+from tallystick.spark.sink.task.attempt import run_attempt
 
 _NAMES = count()
 

@@ -22,7 +22,7 @@ from tallystick.spark import foreach_batch, spark_session, to_table, to_topic
 from tallystick.spark.decisions.store_log import DatabaseParticipants
 from tallystick.spark.protocol.committable import Participant
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.sink.database_context import DatabaseSinkContext
+from tallystick.spark.sink.driver.database_context import DatabaseSinkContext
 
 
 class Dying(DatabaseParticipants):

@@ -42,8 +42,8 @@ from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import Participant
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
-from tallystick.spark.sink import writers
-from tallystick.spark.sink.context import SinkContext, get_sink_context
+from tallystick.spark.sink.driver import writers
+from tallystick.spark.sink.driver.context import SinkContext, get_sink_context
 from tallystick.testing import eventually
 
 FOLDER: Final = "SPARK_TORTURE"
@@ -303,7 +303,7 @@ class TorturedSource(KafkaDataSource):
         return "tortured"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> writers.StreamWriter:  # noqa: N802
-        return writers.create_stream_writer(self.options, schema, overwrite, connect)
+        return writers.create_stream_writer(self.options, schema, connect, begins=self.is_new)
 
 
 def disturbed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

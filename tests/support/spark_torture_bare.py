@@ -30,7 +30,7 @@ from tests.support.spark_torture_tables import is_lake
 from tallystick.kernel.errors import TallystickError
 from tallystick.spark.decisions.database import resolve_database
 from tallystick.spark.options.option_table import QueryType
-from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
+from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options, with_database_suffix
 from tallystick.spark.options.sinks import StagedMoves
 from tallystick.spark.protocol.committable import (
     BatchLease,
@@ -42,10 +42,8 @@ from tallystick.spark.protocol.committable import (
     encode_lease,
     encode_vote,
 )
-from tallystick.spark.sink.attempt import run_attempt
-from tallystick.spark.sink.combined_attempt import CombinedTask
-from tallystick.spark.sink.projection import HASH_COLUMN
-from tallystick.spark.sink.recovery import with_database_suffix
+from tallystick.spark.sink.task.attempt import run_attempt
+from tallystick.spark.sink.task.combined_attempt import HASH_COLUMN, CombinedTask
 
 ATTEMPTS: Final = 4
 TASKS: Final = 2

@@ -23,7 +23,7 @@ from tests.support.spark_torture_tables import is_lake
 from tallystick.kernel.value import replace
 from tallystick.spark import foreach_batch as foreach_batch_of
 from tallystick.spark.session import spark_session
-from tallystick.spark.sink.foreach_topic import foreach_batch
+from tallystick.spark.sink.driver.foreach_topic import foreach_batch
 from tallystick.testing import eventually
 
 PARSED = [

@@ -27,8 +27,8 @@ from tallystick.spark.decisions.store_log import DatabaseParticipants
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, ToTable, to_table, to_topic
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
-from tallystick.spark.sink.database_context import DatabaseSinkContext
+from tallystick.spark.sink.driver.context import OpenContext, SinkContext, get_sink_context
+from tallystick.spark.sink.driver.database_context import DatabaseSinkContext
 
 TARGET: Final = "rows_of_the_query"
 DATABASE_POINTS: Final = tuple(

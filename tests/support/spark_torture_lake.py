@@ -26,9 +26,9 @@ from tallystick.spark.decisions.store_log import DatabaseParticipants
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, to_table, to_topic
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.sink.context import SinkContext, get_sink_context
-from tallystick.spark.sink.lake_batch import LakeTarget
-from tallystick.spark.sink.lake_context import LakeSinkContext
+from tallystick.spark.sink.driver.context import SinkContext, get_sink_context
+from tallystick.spark.sink.driver.lake import LakeSinkContext
+from tallystick.spark.sink.task.combined_attempt import LakeTarget
 
 LAKE_POINTS: Final = tuple(
     f"{name}.{when}" for name in ("lake-claim", "lake-decide") for when in ("before", "after")

@@ -34,7 +34,7 @@ from tools.servers.broker_process import make_tallystick_process
 
 from tallystick import Admin
 from tallystick.spark.decisions.database import get_engine, resolve_database
-from tallystick.spark.sink.recovery import resolve
+from tallystick.spark.sink.driver.recovery import resolve
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from tools.servers.delta_spark import build_session_settings
 
 from tallystick.spark import foreach_batch, register, register_serializer, to_table, to_topic
 from tallystick.spark.runtime.java import find_java_home
-from tallystick.spark.sink.foreach_topic import foreach_batch as foreach_topic
+from tallystick.spark.sink.driver.foreach_topic import foreach_batch as foreach_topic
 
 BATCHES = 6
 ROWS_A_BATCH = 50

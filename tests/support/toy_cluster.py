@@ -27,7 +27,7 @@ from tallystick.spark.protocol.committable import (
 from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.errors import PrefixTaken
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId, format_coordinator_id
-from tallystick.spark.sink.worker_ids import WorkerIdPool
+from tallystick.spark.sink.task.worker_ids import WorkerIdPool
 
 
 class Step:

@@ -29,8 +29,8 @@ from tallystick.spark.protocol.decide import QueryStart
 from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
-from tallystick.spark.sink import writers
-from tallystick.spark.sink.context import SinkContext, get_sink_context
+from tallystick.spark.sink.driver import writers
+from tallystick.spark.sink.driver.context import SinkContext, get_sink_context
 
 PARTS_FILE: Final = "TALLYSTICK_BENCH_PARTS"
 NAME: Final = "timed"
@@ -153,4 +153,4 @@ class TimedSource(KafkaDataSource):
         return NAME
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> writers.StreamWriter:  # noqa: N802
-        return writers.create_stream_writer(self.options, schema, overwrite, connect)
+        return writers.create_stream_writer(self.options, schema, connect, begins=self.is_new)

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
         Transform,
         Watermark,
     )
-    from tallystick.pipeline.pipeline import Pipeline
-    from tallystick.pipeline.runner import Running
+    from tallystick.pipeline.runner import Pipeline, Running
 
 __all__ = [
     "Definition",
@@ -51,7 +50,7 @@ if not TYPE_CHECKING:
             "TopicSink": "tallystick.pipeline.definition:TopicSink",
             "Transform": "tallystick.pipeline.definition:Transform",
             "Watermark": "tallystick.pipeline.definition:Watermark",
-            "Pipeline": "tallystick.pipeline.pipeline:Pipeline",
+            "Pipeline": "tallystick.pipeline.runner:Pipeline",
             "Running": "tallystick.pipeline.runner:Running",
         },
     )

@@ -22,7 +22,7 @@ from tallystick.pipeline.definition import (
 from tallystick.schemas.model import FieldFormat, SchemaError
 from tallystick.spark.options.format_options import parse_format_options
 from tallystick.spark.options.sinks import quote_column
-from tallystick.spark.sink.encoding import SchemaPlace, build_serializer, resolve_writer
+from tallystick.spark.sink.driver.schemas import SchemaPlace, build_serializer, resolve_writer
 
 
 def encode_sinks(

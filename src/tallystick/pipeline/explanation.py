@@ -1,4 +1,4 @@
-"""Plain-text plan of a pipeline: inputs, views, outputs, and what is and is not guaranteed. Pure."""
+"""Plain-text plan of a pipeline: inputs, views, outputs, guarantees and their limits. Pure."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final

@@ -35,10 +35,10 @@ from tallystick.spark.options.sinks import (
     to_topic,
 )
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
-from tallystick.spark.sink.context import SinkContext
-from tallystick.spark.sink.foreach_batch import foreach_batch
-from tallystick.spark.sink.lake_batch import look_up_table
-from tallystick.spark.sink.stores import open_store_context
+from tallystick.spark.sink.driver.context import SinkContext
+from tallystick.spark.sink.driver.foreach_batch import foreach_batch
+from tallystick.spark.sink.driver.lake import look_up_table
+from tallystick.spark.sink.driver.recovery import open_store_context
 
 _DEAD_LETTER_COLUMN = "_dead_letter"
 

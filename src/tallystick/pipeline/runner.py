@@ -1,10 +1,14 @@
-"""Running pipeline: its broker, its Spark session and its queries, from start to stop.
+"""Python API of pipelines: load a file or a definition, start it, and stop its queries, session and broker.
+
+    with Pipeline.from_file("delays.toml").start(once=True) as running:
+        running.wait()
 
 The order of stopping: the queries, the transactions they left undecided, Spark, the broker. A pipeline that
 is killed leaves its undecided transactions to the next start, which resolves them [PIP-1].
 """
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -21,14 +25,17 @@ from tallystick.admin.client import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.kernel.check import require
+from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
-from tallystick.pipeline.clients import settings_of_role
+from tallystick.kernel.value import Value
+from tallystick.pipeline.clients import check_definition, settings_of_role
 from tallystick.pipeline.definition import (
     Definition,
     OutputDefinition,
     OwnBrokerDefinition,
     checkpoint_location,
 )
+from tallystick.pipeline.definition_toml import parse_definition
 from tallystick.pipeline.output_query import (
     StartOptions,
     look_up_tables,
@@ -37,14 +44,14 @@ from tallystick.pipeline.output_query import (
     start_query,
 )
 from tallystick.pipeline.progress import Progress, parse_progress
-from tallystick.pipeline.status import DecisionWatch
 from tallystick.pipeline.views import declare_views
 from tallystick.spark.checkpoint import find_local_folder, read_decision_locations
-from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
+from tallystick.spark.protocol.coordinator import PrefixStatus
+from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix, ParticipantOutcome
 from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
-from tallystick.spark.registration import register
-from tallystick.spark.session import spark_session
-from tallystick.spark.sink.lease_handover import abort_unfinished_batch, identify_driver
+from tallystick.spark.session import register, spark_session
+from tallystick.spark.sink.driver.context import SinkContext
+from tallystick.spark.sink.driver.lease_handover import abort_unfinished_batch
 
 _BROKER_SETTINGS: Final = {"flush.policy": "ack", "transaction.two.phase.commit.enable": "true"}
 # File name of the note about a checkpoint that earlier versions wrote: the prefix alone.
@@ -54,6 +61,51 @@ _POLL_S: Final = 0.2
 _STOP_TIMEOUT_MS: Final = 5000
 # A display must not block on an unreachable broker.
 _WATCH_TIMEOUT_MS: Final = 2000
+
+
+class DecisionStatus(Value, kw_only=True):
+    """The state of a prefix.
+
+    last_batch      last decided batch; None before the first
+    mode            mode of its transactions
+    in_doubt_count  number of open transactions, of the running batch or left by a crashed one
+    """
+
+    last_batch: int | None
+    mode: str
+    decided_ms: int | None
+    in_doubt_count: int
+
+
+class DecisionWatch:
+    """A repeatable view of the state of one output's prefix.
+
+    It changes nothing, except that it creates the decisions topic if missing. `close` ends its connections.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        self._context = context
+
+    def read_status(self) -> DecisionStatus | None:
+        """Return the current state; None if the cluster did not answer."""
+        try:
+            return to_decision_status(self._context.run(self._context.coordinator.inspect(), "look"))
+        except TallystickError:
+            return None
+
+    def close(self) -> None:
+        self._context.close()
+
+
+def to_decision_status(standing: PrefixStatus) -> DecisionStatus:
+    last = standing.decision
+    return DecisionStatus(
+        last_batch=None if last is None else last.batch_id,
+        mode="" if last is None else last.mode,
+        decided_ms=None if last is None else last.decided_ms,
+        in_doubt_count=len(standing.undecided_ids)
+        + sum(fate is ParticipantOutcome.OPEN for fate in standing.outcomes.values()),
+    )
 
 
 class Running:
@@ -166,11 +218,11 @@ class Running:
         It uses the lease of that batch instead of a claim, so an instance that has taken over, as in a
         rolling deployment, is not disturbed.
         """
-        station = open_sink_context(self._spark, self.definition, output, self.client, _STOP_TIMEOUT_MS)
+        context = open_sink_context(self._spark, self.definition, output, self.client, _STOP_TIMEOUT_MS)
         try:
-            abort_unfinished_batch(station, identify_driver(self._spark))
+            abort_unfinished_batch(context)
         finally:
-            station.close()
+            context.close()
 
     def watch(self, output: OutputDefinition) -> DecisionWatch:
         """Create a watch on the decisions of an output; the caller closes it."""
@@ -270,3 +322,51 @@ def ensure_topics(definition: Definition, client: Mapping[str, str], *, make: bo
                     for topic, path in missing.items()
                 )
             )
+
+
+class Pipeline:
+    """A pipeline that can be started. Nothing is connected or read before `start`."""
+
+    def __init__(self, definition: Definition) -> None:
+        """Check a definition. Its paths are relative to the current directory. Raises: BadConfig."""
+        check_definition(definition)
+        self.definition = definition
+
+    @classmethod
+    def from_file(cls, path: str | Path, variables: Mapping[str, str] | None = None) -> "Pipeline":
+        """Read a `PIPELINE.toml`. Its paths are relative to its folder.
+
+        Args:
+            variables: values of `${NAME}`; the environment by default.
+        Raises: BadConfig with all problems at once, each with its key's path.
+        """
+        file = Path(path)
+        try:
+            text = file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise BadConfig(f"{file}: {exc}") from exc
+        definition = parse_definition(text, str(file), os.environ if variables is None else variables)
+        return cls(definition.resolve_paths(str(file.absolute().parent)))
+
+    def start(
+        self,
+        once: bool = False,
+        *,
+        on_new: NewCheckpoint = NewCheckpoint.REFUSE,
+        on_new_prefix: NewPrefix = NewPrefix.REFUSE,
+        spark: SparkSession | None = None,
+    ) -> Running:
+        """Start the pipeline's own broker, if it has one, Spark, and a query for each output.
+
+        Args:
+            once: read the data available now, and end.
+            on_new: action if the prefix has decisions of another checkpoint.
+            on_new_prefix: action if a checkpoint continues and its decisions are unknown here.
+            spark: a session owned by the caller; the settings of [spark] do not apply to it.
+        Raises: BadConfig, NoJava, BrokerDidNotStart, client errors; nothing is left running then.
+        """
+        return Running(
+            self.definition,
+            StartOptions(once=once, on_new_checkpoint=on_new, on_new_prefix=on_new_prefix),
+            spark,
+        )

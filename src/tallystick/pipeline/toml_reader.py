@@ -178,7 +178,7 @@ def _get_default(field: FieldInfo) -> object:
 
 
 def _get_description(field: FieldInfo) -> str:
-    """Return what a required field is, from its annotation."""
+    """Return the description of a required field, from its annotation."""
     metas = [part for part in get_args(field.type)[1:] if isinstance(part, msgspec.Meta)]
     return next((meta.description for meta in metas if meta.description), field.name)
 

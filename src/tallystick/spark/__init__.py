@@ -12,13 +12,11 @@ if TYPE_CHECKING:
     from tallystick.spark.data_source import KafkaDataSource
     from tallystick.spark.options.sinks import to_table, to_topic
     from tallystick.spark.query_metrics import QueryMetrics
-    from tallystick.spark.registration import register
     from tallystick.spark.runtime.versions import UnsupportedSpark
-    from tallystick.spark.session import spark_session
-    from tallystick.spark.sink.encoding import register_serializer
-    from tallystick.spark.sink.foreach_batch import foreach_batch
-    from tallystick.spark.sink.recovery import resolve
-    from tallystick.spark.sink.stores import resolve_rows
+    from tallystick.spark.session import register, spark_session
+    from tallystick.spark.sink.driver.foreach_batch import foreach_batch
+    from tallystick.spark.sink.driver.recovery import resolve, resolve_rows
+    from tallystick.spark.sink.driver.schemas import register_serializer
 
 __all__ = [
     "KafkaDataSource",
@@ -41,11 +39,11 @@ if not TYPE_CHECKING:
             "KafkaDataSource": "tallystick.spark.data_source:KafkaDataSource",
             "UnsupportedSpark": "tallystick.spark.runtime.versions:UnsupportedSpark",
             "QueryMetrics": "tallystick.spark.query_metrics:QueryMetrics",
-            "foreach_batch": "tallystick.spark.sink.foreach_batch:foreach_batch",
-            "register": "tallystick.spark.registration:register",
-            "register_serializer": "tallystick.spark.sink.encoding:register_serializer",
-            "resolve": "tallystick.spark.sink.recovery:resolve",
-            "resolve_rows": "tallystick.spark.sink.stores:resolve_rows",
+            "foreach_batch": "tallystick.spark.sink.driver.foreach_batch:foreach_batch",
+            "register": "tallystick.spark.session:register",
+            "register_serializer": "tallystick.spark.sink.driver.schemas:register_serializer",
+            "resolve": "tallystick.spark.sink.driver.recovery:resolve",
+            "resolve_rows": "tallystick.spark.sink.driver.recovery:resolve_rows",
             "spark_session": "tallystick.spark.session:spark_session",
             "to_table": "tallystick.spark.options.sinks:to_table",
             "to_topic": "tallystick.spark.options.sinks:to_topic",

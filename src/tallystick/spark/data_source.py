@@ -1,12 +1,15 @@
 """Spark data source `format("tallystick")`: the entry point of Spark's readers and writers.
 
 Spark pickles this class by reference, and the subclass that `register` makes by value, so every Python worker
-must be able to import tallystick. An instance has only the options: Spark makes a new one for each call, in
-workers of the driver.
+must be able to import tallystick. Spark calls an instance in workers of the driver. For the tasks of a batch
+it makes a new instance, asks it for a writer, and pickles the writer. To commit or abort a streaming batch it
+unpickles an instance, and asks that for another writer. So only a new instance begins batches.
 
 Readers and writers are imported on demand: Spark starts a process for each call, and each process imports
 this module. The keys of options arrive in lower case. Names of the hooks' arguments are part of Spark's
 contract.
+
+Source: PySpark 4.1 to 4.3, sql/worker/write_into_data_source.py, python_streaming_sink_runner.py.
 """
 
 from collections.abc import Mapping
@@ -70,11 +73,19 @@ def build_spark_schema(*, headers: bool, types: Mapping[str, DataType] = Mapping
 class KafkaDataSource(DataSource):
     """Kafka's records as rows, and rows as Kafka's records.
 
-    Attributes: files_address: where the driver's Python serves checkpoints; None where it does not, as under
-        Connect.
+    Attributes:
+        files_address: where the driver's Python serves checkpoints; None where it does not, as under Connect.
+        is_new: false for an instance that was unpickled.
     """
 
     files_address: FilesAddress | None = None
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self.is_new = True
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "is_new": False}
 
     @classmethod
     def name(cls) -> str:
@@ -98,9 +109,9 @@ class KafkaDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         check_feature(SparkFeature.BATCH_WRITE, pyspark.__version__)
-        return sink.writers.create_batch_writer(self.options, schema, overwrite)
+        return sink.writers.begin_batch_write(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         check_feature(SparkFeature.STREAM_WRITE, pyspark.__version__)
         use_served_files(self.files_address)
-        return sink.writers.create_stream_writer(self.options, schema, overwrite)
+        return sink.writers.create_stream_writer(self.options, schema, begins=self.is_new)

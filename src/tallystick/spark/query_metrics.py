@@ -1,8 +1,8 @@
-"""`QueryMetrics`: a StreamingQueryListener that counts what queries do, and tells of each event.
+"""`QueryMetrics`: a StreamingQueryListener that counts the events of queries, and reports each.
 
 Spark calls it in the process that created the session: the driver's Python process, or with Spark Connect the
 client's. What happens inside `addBatch`, where tasks write and the sink decides, is not in Spark's reports;
-the number of transactions is in the decision, which is read beside the query.
+the number of transactions is in the decision, which is read separately.
 """
 
 import json
@@ -36,7 +36,7 @@ from tallystick.metrics.families.applications import (
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.query_events import QueryEvent, QueryEventKind, parse_batch
-from tallystick.spark.sink.recovery import read_last_decision
+from tallystick.spark.sink.driver.recovery import read_last_decision
 
 _log = logging.getLogger("tallystick.spark")
 

@@ -1,17 +1,24 @@
-"""Local Spark session for the demo, the pipeline and the tests."""
+"""Registration of `format("tallystick")`, and a local session for the demo, the pipeline and the tests."""
 
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyspark
 from pyspark.sql import SparkSession
 
-from tallystick.spark.registration import register
+import tallystick.spark as lazy
+from tallystick.spark.files.hadoop import HadoopSystem
+from tallystick.spark.files.served import serve
 from tallystick.spark.runtime.java import find_java_home
-from tallystick.spark.runtime.versions import SparkFeature, find_checkpoint_manager, has_feature
+from tallystick.spark.runtime.versions import (
+    SparkFeature,
+    check_feature,
+    find_checkpoint_manager,
+    has_feature,
+)
 
 FAST_START_JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """JVM options for a fast start rather than speed later, for a demo and for tests."""
@@ -79,3 +86,21 @@ def _list_default_settings(work_dir: Path) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
     }
+
+
+def register(spark: SparkSession) -> None:
+    """Register `format("tallystick")` with this session, classic or Connect. It may be called again.
+
+    This process then reads and writes the notes in a query's checkpoint for Spark's Python workers on this
+    host, on the loopback address: only it has a way to Spark's file systems. Connect has none.
+
+    Raises: UnsupportedSpark, before PySpark 4.0.
+    """
+    check_feature(SparkFeature.BATCH_READ, pyspark.__version__)
+    # Named here and not imported: before 4.0 its base classes do not exist.
+    source: Any = lazy.KafkaDataSource
+    if hasattr(spark, "_jsparkSession"):
+        # A class of its own is pickled by value, and takes the address to the driver's workers.
+        address = serve(HadoopSystem(spark))
+        source = type(source.__name__, (source,), {"files_address": address, "__module__": __name__})
+    spark.dataSource.register(source)

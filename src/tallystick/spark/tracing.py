@@ -1,10 +1,9 @@
-"""What a tracer is told of Spark batches, and how a batch's trace reaches the tasks.
+"""Traces of Spark batches, and their way to the tasks.
 
 The driver begins a batch in one process, tasks write it in others, and for `format("tallystick")` a third one
-decides it. The batch's trace travels with what Spark passes on anyhow: the pickled task, and the commit
-messages. As in `client.tracing`, `tracer` is None until OpenTelemetry is switched on, and never raises. Spark
-starts the Python processes of tasks itself, so the option `tracing.setup` names a function that switches it
-on in each of them.
+decides it. The batch's trace travels in the pickled task and in the commit messages. As in `client.tracing`,
+`tracer` is None until OpenTelemetry is switched on, and never raises. Spark starts the Python processes of
+tasks itself, so the option `tracing.setup` names a function that switches it on in each of them.
 """
 
 import logging

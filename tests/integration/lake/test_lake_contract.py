@@ -27,7 +27,8 @@ from tallystick.spark.decisions.lake_row import ATTEMPTS_MAX, LakeRow, encode_fi
 from tallystick.spark.options.sinks import StagedMoves, to_table
 from tallystick.spark.protocol.committable import Decision, JobChecksums, RowChecksum
 from tallystick.spark.protocol.errors import PrefixTaken, VoteLost
-from tallystick.spark.sink.lake_batch import LakeTarget, prepare_target
+from tallystick.spark.sink.driver.lake import prepare_target
+from tallystick.spark.sink.task.combined_attempt import LakeTarget
 
 pytest.importorskip("deltalake", reason="needs the extra delta")
 pytest.importorskip("pyiceberg", reason="needs the extra iceberg")

@@ -21,7 +21,7 @@ from tallystick.lake.opening import LakeLocation
 from tallystick.lake.sweeping import look_for_orphans
 from tallystick.spark.decisions.lake_row import LakeRow
 from tallystick.spark.options.sinks import to_table
-from tallystick.spark.sink.lake_batch import prepare_target
+from tallystick.spark.sink.driver.lake import prepare_target
 
 pytest.importorskip("deltalake", reason="needs the extra delta")
 

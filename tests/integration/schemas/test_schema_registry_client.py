@@ -29,7 +29,7 @@ from tallystick.schemas.model import (
 )
 from tallystick.schemas.registry import Registry, get_registry, take_login
 from tallystick.spark.options.format_options import FormatOptions
-from tallystick.spark.sink.encoding import SchemaPlace, resolve_writer
+from tallystick.spark.sink.driver.schemas import SchemaPlace, resolve_writer
 from tallystick.testing import SchemaRegistry
 from tallystick.testing.proto_files import compile_proto, read_descriptor
 from tallystick.testing.schema_registry import BODY_BYTES_MAX, RegistryState

@@ -30,8 +30,8 @@ from tallystick.pipeline.definition import (
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import MicroBatch
 from tallystick.spark.protocol.decide import NewCheckpoint
-from tallystick.spark.sink.attempt import run_attempt
-from tallystick.spark.sink.context import SinkContext
+from tallystick.spark.sink.driver.context import SinkContext
+from tallystick.spark.sink.task.attempt import run_attempt
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]

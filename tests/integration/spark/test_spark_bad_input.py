@@ -75,7 +75,6 @@ def test_no_prefix(query: Query) -> None:
 
 
 def test_the_brokers_are_away_when_a_batch_begins(query: Query) -> None:
-    """Not that something could not be pickled, though that is when it is found out."""
     away = {"kafka.bootstrap.servers": f"127.0.0.1:{find_free_port()}", "kafka.max.block.ms": "2000"}
     said = query.says(query.rows("value"), **away)
     assert "NotBegun: the batch has not begun, and nothing of it is written. TimedOut: " in said

@@ -19,8 +19,8 @@ from tallystick.spark.protocol.errors import (
     UnknownCheckpoint,
     VoteLost,
 )
-from tallystick.spark.sink import lease_handover
-from tallystick.spark.sink.recovery import resolve
+from tallystick.spark.sink.driver import lease_handover
+from tallystick.spark.sink.driver.recovery import resolve
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.server]
@@ -191,7 +191,7 @@ def test_what_stops_settles_its_own_batch_and_no_other(query: Query) -> None:
         votes = [query.write(lease, batch_id)]
         if left is not None:
             lease_handover.keep_in_memory(old.options, left)
-        lease_handover.abort_unfinished_batch(old, None)
+        lease_handover.abort_unfinished_batch(old)
         assert new.commit(votes) is not None
     assert query.open_ids() == []
 
@@ -202,7 +202,7 @@ def test_what_stops_in_a_batch_leaves_nothing_open(query: Query) -> None:
     lease = station.begin()
     lease_handover.keep_in_memory(station.options, lease)
     query.write(lease, 0)
-    lease_handover.abort_unfinished_batch(query.station(), None)
+    lease_handover.abort_unfinished_batch(query.station())
     assert query.open_ids() == []
     assert lease_handover.find_lease(station.options) is None
     with pytest.raises(PrefixTaken):

@@ -17,7 +17,7 @@ from tallystick import Admin
 from tallystick.spark import register
 from tallystick.spark.checkpoint import BadCheckpoint, open_checkpoint, read_query_id
 from tallystick.spark.files.hadoop import HadoopSystem, find_session_files
-from tallystick.spark.sink.foreach_topic import foreach_batch
+from tallystick.spark.sink.driver.foreach_topic import foreach_batch
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]

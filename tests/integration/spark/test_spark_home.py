@@ -15,15 +15,14 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.spark.checkpoint import BadCheckpoint
 from tallystick.spark.decisions.database import resolve_database
 from tallystick.spark.options.option_table import QueryType
-from tallystick.spark.options.sink_options import parse_sink_options
+from tallystick.spark.options.sink_options import parse_sink_options, with_database_suffix
 from tallystick.spark.options.sinks import StagedMoves
 from tallystick.spark.protocol.committable import MicroBatch
 from tallystick.spark.protocol.errors import DecisionsMissing
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.sink.attempt import run_attempt
-from tallystick.spark.sink.context import SinkContext
-from tallystick.spark.sink.database_context import DatabaseSinkContext
-from tallystick.spark.sink.recovery import with_database_suffix
+from tallystick.spark.sink.driver.context import SinkContext
+from tallystick.spark.sink.driver.database_context import DatabaseSinkContext
+from tallystick.spark.sink.task.attempt import run_attempt
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.server]

@@ -12,7 +12,7 @@ from tests.support.spark_deaf import DeafSource
 
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
-from tallystick.spark.sink.recovery import resolve
+from tallystick.spark.sink.driver.recovery import resolve
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]

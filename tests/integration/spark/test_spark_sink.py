@@ -17,8 +17,8 @@ from tests.support.spark_deaf import DeafSource
 
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
-from tallystick.spark.sink.foreach_topic import foreach_batch
-from tallystick.spark.sink.recovery import resolve
+from tallystick.spark.sink.driver.foreach_topic import foreach_batch
+from tallystick.spark.sink.driver.recovery import resolve
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]

@@ -25,7 +25,8 @@ from tallystick import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark import foreach_batch, resolve, resolve_rows, to_table, to_topic
-from tallystick.spark.sink.projection import HASH_COLUMN, project_sinks
+from tallystick.spark.sink.driver.projection import project_sinks
+from tallystick.spark.sink.task.combined_attempt import HASH_COLUMN
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]

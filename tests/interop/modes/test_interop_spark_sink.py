@@ -9,7 +9,7 @@ from tools.servers import apache_kafka
 
 from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.errors import DecisionBroken, PrefixTaken, VoteLost
-from tallystick.spark.sink.recovery import resolve
+from tallystick.spark.sink.driver.recovery import resolve
 from tallystick.testing import eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.server]

@@ -12,7 +12,7 @@ import tallystick, tallystick.aio, tallystick.dualwrite, tallystick.dualwrite.ai
 from tallystick import Admin, Consumer, Producer
 from tallystick.dualwrite import DualWriter, SqlStore, WriterPool, consume_into
 from tallystick.spark import foreach_batch, register
-from tallystick.spark.sink import writers
+from tallystick.spark.sink.driver import writers
 import tallystick.broker.serve, tallystick.cli.app
 print([name for name in sys.modules if name.startswith(("opentelemetry", "tallystick.otel"))])
 """

@@ -1,6 +1,6 @@
 """What a person is told of a failed query: the error, not its way through Java."""
 
-from tallystick.pipeline.failures import describe_failure
+from tallystick.pipeline.progress import describe_failure
 
 STATE = "\n=== Streaming Query ===\nIdentifier: p.all [id = 1]\nLogical Plan:\nWriteToMicroBatchDataSource"
 

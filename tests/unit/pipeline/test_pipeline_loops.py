@@ -2,6 +2,7 @@
 
 import pytest
 
+from tallystick.pipeline.clients import find_loops
 from tallystick.pipeline.definition import (
     Definition,
     OnMalformed,
@@ -10,7 +11,6 @@ from tallystick.pipeline.definition import (
     TopicSink,
     Transform,
 )
-from tallystick.pipeline.loops import find_loops
 
 
 def find(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tallystick.spark.sink.lake_batch import read_delta_location
+from tallystick.spark.sink.driver.lake import read_delta_location
 
 COLUMNS = [("value", "string"), ("Location", "string"), ("Provider", "string"), ("", "")]
 

@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from tallystick.spark.sink import attempt, combined_attempt, row_checksum
-from tallystick.spark.sink.row_checksum import checksum_columns
+from tallystick.spark.sink.task import attempt, combined_attempt, row_checksum
+from tallystick.spark.sink.task.row_checksum import checksum_columns
 
 ROW_COUNTS = [1, 9, 10, 11, 20, 21, 100]
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tallystick.spark.protocol.concurrency import run_both
+from tallystick.spark.protocol.coordinator import run_both
 
 
 class Request:

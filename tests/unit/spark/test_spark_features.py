@@ -75,7 +75,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 from tallystick.spark import foreach_batch, register, resolve, spark_session, to_table, to_topic
-import tallystick.spark.sink.foreach_topic
+import tallystick.spark.sink.driver.foreach_topic
 print("loaded")
 """
 

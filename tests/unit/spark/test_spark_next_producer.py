@@ -9,9 +9,9 @@ from tallystick.client.errors import TimedOut
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.spark.protocol.committable import BatchLease, DecisionSummary
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
-from tallystick.spark.sink import next_producer
-from tallystick.spark.sink.next_producer import AGE_S_MAX, NextProducer, OpenedProducer
-from tallystick.spark.sink.worker_ids import WorkerIdPool
+from tallystick.spark.sink.task import next_producer
+from tallystick.spark.sink.task.next_producer import AGE_S_MAX, NextProducer, OpenedProducer
+from tallystick.spark.sink.task.worker_ids import WorkerIdPool
 
 PAIR = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(0))
 

@@ -13,7 +13,7 @@ from tallystick.spark.protocol.committable import BatchLease, MicroBatch, build_
 from tallystick.spark.protocol.coordinator import SinkCoordinator
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.protocol.repetition import RepetitionRules
-from tallystick.spark.sink.context import SinkContext, get_sink_context
+from tallystick.spark.sink.driver.context import SinkContext, get_sink_context
 
 OPTIONS = SinkOptions(prefix="p", client={"bootstrap.servers": "127.0.0.1:9"}, topic="a", checkpoint="/c")
 

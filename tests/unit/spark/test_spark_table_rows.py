@@ -14,10 +14,10 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import parse_sink_options
 from tallystick.spark.options.sinks import ToTable, ToTopic
-from tallystick.spark.sink.columns import parse_checked_options
-from tallystick.spark.sink.projection import HASH_COLUMN
-from tallystick.spark.sink.row_checksum import checksum_columns, hash_rows
-from tallystick.spark.sink.table_rows import split_rows
+from tallystick.spark.sink.driver.columns import parse_checked_options
+from tallystick.spark.sink.task.combined_attempt import HASH_COLUMN
+from tallystick.spark.sink.task.row_checksum import checksum_columns, hash_rows
+from tallystick.spark.sink.task.table_rows import split_rows
 
 OPTIONS = {"kafka.bootstrap.servers": "localhost:9092", "transactional.id.prefix": "p"}
 TABLE = {**OPTIONS, "table": "delta:/lake/delays"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tallystick.client.producer.arrow_table import split_by_partition
 from tallystick.spark.protocol.committable import RowChecksum
 from tallystick.spark.protocol.errors import InvalidRows
-from tallystick.spark.sink.row_checksum import checksum_columns
+from tallystick.spark.sink.task.row_checksum import checksum_columns
 
 CELL = st.none() | st.binary(max_size=4)
 HEADERS = st.none() | st.lists(st.fixed_dictionaries({"key": st.text(max_size=2), "value": CELL}), max_size=2)

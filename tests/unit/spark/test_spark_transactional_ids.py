@@ -14,7 +14,7 @@ from tallystick.spark.protocol.transactional_ids import (
     is_worker_id,
     parse_worker_id,
 )
-from tallystick.spark.sink.worker_ids import WorkerIdPool
+from tallystick.spark.sink.task.worker_ids import WorkerIdPool
 
 WORKERS = st.text("0123456789abcdef", min_size=16, max_size=16)
 

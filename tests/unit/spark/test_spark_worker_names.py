@@ -11,9 +11,9 @@ import pytest
 
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.spark.protocol.committable import BatchLease, DecisionSummary
-from tallystick.spark.sink import worker_names
-from tallystick.spark.sink.worker_ids import WorkerIdPool
-from tallystick.spark.sink.worker_names import NameFile, UnsharedName, acquire_name
+from tallystick.spark.sink.task import worker_names
+from tallystick.spark.sink.task.worker_ids import WorkerIdPool
+from tallystick.spark.sink.task.worker_names import NameFile, UnsharedName, acquire_name
 
 CLUSTER = "127.0.0.1:9092 p"
 OWNER = ProducerIdAndEpoch(ProducerId(7), ProducerEpoch(0))

@@ -20,7 +20,7 @@ from rich.text import Text
 from tallystick.cli.demo_console import DemoConsole
 from tallystick.cli.exits import ExitCode, interruptible
 from tallystick.pipeline import demo as flights_demo
-from tallystick.pipeline.demo.demo_settings import Crash, DemoSettings, possible_crashes
+from tallystick.pipeline.demo import Crash, DemoSettings, possible_crashes
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

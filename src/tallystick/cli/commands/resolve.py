@@ -41,7 +41,7 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 
 if TYPE_CHECKING:
-    from tallystick.spark.sink.recovery import PrefixStatus
+    from tallystick.spark.sink.driver.recovery import PrefixStatus
 
 STILL_MS: Final = 3000
 """What is open for so long after it was shown, unchanged, is not a transaction of a writer that works."""

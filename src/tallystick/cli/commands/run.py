@@ -31,15 +31,13 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.secret import hide_logins
 from tallystick.pipeline.definition import Definition
 from tallystick.pipeline.explanation import Section, explain
-from tallystick.pipeline.failures import describe_failure
 from tallystick.pipeline.mode_probe import probe_mode
-from tallystick.pipeline.progress import Progress
+from tallystick.pipeline.progress import Progress, describe_failure
 from tallystick.spark.checkpoint import find_local_folder
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 
 if TYPE_CHECKING:
-    from tallystick.pipeline.runner import Running
-    from tallystick.pipeline.status import DecisionStatus
+    from tallystick.pipeline.runner import DecisionStatus, Running
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -16,8 +16,7 @@ from tallystick.admin.topics import NewTopic
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value
-from tallystick.pipeline.demo import flights
-from tallystick.pipeline.demo.demo_settings import Crash, DemoSettings
+from tallystick.pipeline.demo import Crash, DemoSettings, flights
 from tallystick.pipeline.demo.postgres import TemporaryPostgres
 from tallystick.pipeline.demo.processes import PipelineProcess
 from tallystick.pipeline.demo.verification import ContentCheck, check_lake_table, check_table, check_topics
@@ -53,13 +52,13 @@ class DemoResult(Value, kw_only=True):
 
 
 class Audience(Protocol):
-    """What watches a demo."""
+    """Observer of a demo."""
 
     def begin(self, bootstrap_servers: str, database_url: str) -> None:
-        """Look: broker and database are there."""
+        """Begin to observe: broker and database are there."""
 
     def end(self, result: DemoResult) -> None:
-        """Take the result. Broker and database are there until this returns."""
+        """Accept the result. Broker and database are there until this returns."""
 
 
 class DemoRun:

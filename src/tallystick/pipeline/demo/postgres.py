@@ -99,7 +99,7 @@ def _reachable_by_all(path: Path) -> bool:
 
 
 def _copy_package(package: Path, folder: Path) -> Path:
-    """Copy the package and the libraries beside it into `folder`; return the path of the copy."""
+    """Copy the package and the libraries next to it into `folder`; return the path of the copy."""
     copy = folder / package.name
     shutil.copytree(package, copy)
     libraries = package.with_name(f"{package.name}.libs")

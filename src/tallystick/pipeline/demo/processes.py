@@ -63,7 +63,7 @@ class PipelineProcess:
         return self._process.poll()
 
     def kill(self) -> None:
-        """Send SIGKILL to Python and Java at once. Their workers notice and exit by themselves."""
+        """Send SIGKILL to Python and Java together. Their workers notice and exit on their own."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 

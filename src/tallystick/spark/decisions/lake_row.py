@@ -2,9 +2,9 @@
 
 The entry of a prefix in the table (`lake.entries`) is what a row is in a database: the owner, and the last
 decision. A claim replaces the owner, a decision replaces the payload and adds the files; both become the next
-version of the table that was read, or nothing [LAK-1]. There is no lock. Instead the cluster is asked between
-the reading and the commit, so that of two drivers the one that claimed the cluster last has the entry
-[SPK-43]: a driver that is told it is the last one, and is replaced before it commits, has read a version that
+version of the table that was read, or nothing [LAK-1]. There is no lock. Instead the driver asks the cluster
+between the reading and the commit, so that of two drivers the one that claimed the cluster last has the entry
+[SPK-43]: a driver that learns it is the last one, and is replaced before it commits, has read a version that
 the newer one's claim follows.
 
 That a decision is completed is no commit of its own. The cluster keeps that note, as it does for decisions

@@ -6,13 +6,14 @@ constraints, and with each row the attempt that wrote it:
     create   driver   before a batch, outside of the deciding transaction
     stage    task     in any number of short transactions; nothing depends on them yet
     move     driver   all rows that the voted attempts staged, into the target [SPK-41]
-    sweep    driver   with the claim of the prefix: no live batch has rows there any more [SPK-42]
+    sweep    driver   with the claim of the prefix: no live batch has rows there [SPK-42]
 
 Staged rows need not survive a crash of the database: the votes have their number, and if some are missing
 nothing is moved. So in PostgreSQL the table is UNLOGGED. docs/design/spark-sink.md.
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -55,6 +56,7 @@ from sqlalchemy.schema import CreateTable, DropTable
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark.decisions.column_values import MYSQL, find_value_problem, is_instant
+from tallystick.spark.decisions.database import DecisionDatabase, get_engine
 from tallystick.spark.options.sinks import ToTable
 from tallystick.spark.protocol.errors import SinkError, VoteLost
 
@@ -366,3 +368,16 @@ def _to_python_values(column: pa.Array, kind: Any, dialect: str) -> list[Any]:
         column = column.cast(pa.timestamp(column.type.unit))
     values: list[Any] = column.to_pylist()
     return values
+
+
+_STAGING_TABLES: Final[dict[tuple[object, ...], tuple[StagingTable, ...]]] = {}
+
+
+def get_staging_tables(
+    prefix: str, where: DecisionDatabase, tables: tuple[ToTable, ...]
+) -> tuple[StagingTable, ...]:
+    """Return this process's staging tables for these sinks. Raises: BadConfig."""
+    key = (os.getpid(), prefix, where.url, tables)
+    if key not in _STAGING_TABLES:
+        _STAGING_TABLES[key] = tuple(StagingTable(get_engine(where), prefix, each) for each in tables)
+    return _STAGING_TABLES[key]

@@ -28,7 +28,7 @@ _NOTE_REFUSED: Final = (NoDecisionTopic, NotAuthorized)
 
 
 class DecisionStore(Protocol):
-    """The place of one prefix's decisions, beside its tables. Its calls block."""
+    """The place of one prefix's decisions, next to its tables. Its calls block."""
 
     prefix: str
     keeps_completion: bool

@@ -1,4 +1,4 @@
-"""What is done with the files of a checkpoint, and doing it in a local folder."""
+"""Access to the files of a checkpoint: the port, and its implementation for a local folder."""
 
 import os
 from pathlib import Path

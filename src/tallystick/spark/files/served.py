@@ -1,6 +1,6 @@
 """Files of a checkpoint for Python workers of the driver's host: the driver's Python reads and writes them.
 
-A data source's hooks run in Python workers, which Spark starts beside its Java and gives no way to it. The
+A data source's hooks run in Python workers, which Spark starts from its Java and gives no way to it. The
 program that made the session has one. `serve` makes it listen on the loopback address, and the data source
 carries address and token to the workers of the driver; tasks get neither.
 
@@ -35,7 +35,7 @@ _ANSWER_TIMEOUT_S: Final = 120.0
 
 
 class FilesAddress(Value, kw_only=True):
-    """Where the driver's Python serves files, for its own workers. Prints without the token."""
+    """The address where the driver's Python serves files to its workers. Prints without the token."""
 
     port: int
     token: str

@@ -31,7 +31,7 @@ class MalformedAction(StrEnum):
 
 
 class FormatOptions(Value, kw_only=True):
-    """How the records of a query are encoded.
+    """The encoding of a query's records.
 
     registry       settings of the registry's client
     auto_register  register a schema that the registry does not have (sink)

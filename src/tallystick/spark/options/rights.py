@@ -1,4 +1,4 @@
-"""Which grants the ids of a prefix need, told once for all of them.
+"""The grants that the transactional ids of a prefix need, in one error for all of them.
 
 A refusal names one transactional id. Those of workers have random names, so that to grant it is to be refused
 again for the next one.
@@ -30,7 +30,7 @@ def explain_missing_right(options: SinkOptions) -> Iterator[None]:
 
 
 def describe_refusal(options: SinkOptions, refusal: NotAuthorized) -> str:
-    """Return what was refused, and the one command that ends it."""
+    """Return the refused right, and the command that grants it."""
     has_two_phase = Mode.TWO_PHASE.value in options.modes
     operations = ["Write", "Describe", *["TwoPhaseCommit"] * has_two_phase]
     switch = " The broker's setting transaction.two.phase.commit.enable=true is needed, too." * has_two_phase

@@ -11,7 +11,7 @@ from tallystick.client.config import ProducerConfig
 from tallystick.client.kafka_names import ClientSettings
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 from tallystick.lake.names import StorageOptions, find_url_problem
 from tallystick.spark.options.format_options import FormatOptions, parse_format_options
 from tallystick.spark.options.option_table import (
@@ -29,7 +29,7 @@ from tallystick.spark.options.source_options import (
 from tallystick.spark.protocol.committable import WRITE_ID_BYTES_MAX
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.protocol.repetition import ChangedRows, RepetitionRules
-from tallystick.spark.protocol.transactional_ids import find_prefix_problems
+from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX, find_prefix_problems
 
 E = TypeVar("E", bound=Enum)
 
@@ -101,7 +101,7 @@ class SinkOptions(Value, kw_only=True):
 
     @property
     def repetition_rules(self) -> RepetitionRules:
-        """What is allowed of a batch that was decided before."""
+        """The rules for a batch that was decided before."""
         return RepetitionRules(
             on_changed_rows=self.on_changed_rows,
             accepts_other_sinks=self.on_new_prefix is NewPrefix.ADOPT,
@@ -121,7 +121,7 @@ def parse_sink_options(raw_options: Mapping[str, str], query: QueryType) -> Sink
     Raises: BadConfig with all problems at once.
     """
     texts = {name.lower(): text.strip() for name, text in raw_options.items()}
-    # Spark adds these two to what the user gave.
+    # Spark adds these two to the user's options.
     checkpoint, _ = texts.pop("checkpointlocation", None), texts.pop("queryname", None)
     problems = list(find_common_problems(texts, ConnectorSide.SINK, query))
     client = {**_DEFAULTS, **build_client_settings(texts)}
@@ -194,7 +194,7 @@ def _parse_table(texts: Mapping[str, str], problems: list[str]) -> ToTable | Non
 
 
 def _find_setup_problems(setup: str | None) -> Iterator[str]:
-    """Yield what is wrong with the text. Whether it can be imported shows in the tasks' processes alone."""
+    """Yield problems of the text. An import that fails shows only in the tasks' processes."""
     module, colon, name = (setup or "a:b").partition(":")
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         yield f"tracing.setup: {setup!r} is not of the form package.module:function"
@@ -207,3 +207,8 @@ def _find_client_problems(options: SinkOptions) -> Iterator[str]:
         for line in str(exc).splitlines():
             is_own_setting = line.startswith("tallystick.")
             yield line if is_own_setting else f"{KAFKA_PREFIX}{line}"
+
+
+def with_database_suffix(options: SinkOptions) -> SinkOptions:
+    """Add the suffix to the prefix, so that readers of the decision topic do not end a table's batches."""
+    return replace(options, prefix=options.prefix + DATABASE_SUFFIX)

@@ -9,10 +9,11 @@ to one prefix, one process and one event loop. Its whole state between calls is 
 the log, because Spark calls begin and commit in different processes.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from secrets import token_hex
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from tallystick.client.errors import ClientError, Fenced
 from tallystick.client.transactions.modes import TxnDecision
@@ -21,7 +22,6 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import Value
 from tallystick.spark.protocol.committable import BatchLease, Decision, DecisionNote, Participant, Vote
-from tallystick.spark.protocol.concurrency import BothRunner, run_both
 from tallystick.spark.protocol.decide import (
     ParticipantOutcome,
     QueryStart,
@@ -43,6 +43,8 @@ from tallystick.spark.protocol.repetition import DEFAULT_RULES, RepetitionRules,
 _log = logging.getLogger("tallystick.spark")
 
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
 
 NONCE_BYTES: Final = 8
 
@@ -68,6 +70,31 @@ class PrefixStatus(Value, kw_only=True):
             for name, outcome in self.outcomes.items()
             if outcome in (ParticipantOutcome.ABORTED, ParticipantOutcome.UNKNOWN)
         )
+
+
+class BothRunner(Protocol):
+    """Runs two coroutines at the same time."""
+
+    async def __call__(
+        self, first: Coroutine[object, object, A], second: Coroutine[object, object, B]
+    ) -> tuple[A, B]:
+        """Return both results. If one fails, end the other and raise the error."""
+
+
+async def run_both(first: Coroutine[object, object, A], second: Coroutine[object, object, B]) -> tuple[A, B]:
+    """Run two coroutines at the same time, on the event loop.
+
+    If one fails, the other is cancelled, and has ended when the error is raised: the caller never goes on
+    while a request of its own is under way.
+    """
+    tasks = asyncio.create_task(first), asyncio.create_task(second)
+    try:
+        answers = await asyncio.gather(*tasks)
+        return answers[0], answers[1]
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)
 
 
 class SinkCoordinator:

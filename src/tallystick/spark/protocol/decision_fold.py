@@ -63,7 +63,7 @@ class DecisionState(Value, kw_only=True):
     """The state of a prefix in the log: its last decision, and whether that is known to be completed.
 
     note             the cluster's note of the last decision, where decisions are in a database
-    completed_nonce  of the last decision that the cluster was told is completed, beside a note
+    completed_nonce  of the last decision that is noted in the cluster as completed
     """
 
     decision: Decision | None = None

@@ -1,7 +1,7 @@
 """Errors of the Spark sink. Each message says what happened, what is safe, and what to do.
 
     SinkError
-      NotBegun            a batch cannot begin; wraps the reason in a form that Spark shows
+      NotBegun            a batch cannot begin; has the reason
       PrefixTaken         another query has claimed the prefix; this one writes nothing more
       UnknownCheckpoint   the prefix has decisions, but of another query
       DecisionsMissing    the query continues, but its decisions are not where the sink looks for them
@@ -18,8 +18,6 @@
 All of them can be pickled. An unknown outcome is InDoubt (kernel), as everywhere.
 """
 
-from pickle import PickleError
-
 from tallystick.kernel.errors import TallystickError
 
 
@@ -27,12 +25,8 @@ class SinkError(TallystickError):
     """Base class of the sink's errors; the text is for the user."""
 
 
-class NotBegun(SinkError, PickleError):
-    """The batch could not begin; the text has the reason and the name of its class.
-
-    It is raised while Spark pickles the writer. PySpark replaces any other error raised there with its own
-    "Could not serialize object", which is misleading.
-    """
+class NotBegun(SinkError):
+    """The batch could not begin; the text has the reason and the name of its class."""
 
 
 class PrefixTaken(SinkError):

@@ -28,7 +28,7 @@ _FIRST_OFFSET: Final = 0
 
 
 class StartOffsets(Value, kw_only=True):
-    """Where a query begins, and in which topics: the ids by name, as far as they are known."""
+    """The start of a query, and its topics: the ids by name, as far as they are known."""
 
     offsets: OffsetJson
     topic_ids: Mapping[str, UUID] = MappingProxyType({})

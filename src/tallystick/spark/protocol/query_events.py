@@ -1,4 +1,4 @@
-"""What Spark reports of a streaming query, as events with numbers. Pure.
+"""Spark's reports on a streaming query, as events with numbers. Pure.
 
 Source: Spark's StreamingQueryProgress as JSON; `latestOffset` of a source is the result of
     `reportLatestOffset`, its `endOffset` is the end of the batch, and the difference is still to be read.
@@ -18,7 +18,7 @@ LATEST_OFFSET = "latestOffset"
 
 
 class QueryEventKind(StrEnum):
-    """What happened to a query."""
+    """The kind of an event of a query."""
 
     STARTED = "started"
     BATCH = "batch"

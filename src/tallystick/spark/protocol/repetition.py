@@ -1,4 +1,4 @@
-"""What becomes of a job that comes again after its decision. Pure.
+"""Rules for a job that comes again after its decision. Pure.
 
 Spark runs a batch again until its own commit log has it, under its number and with the same offsets of its
 sources (ADR 0036). Its number, its sinks and these offsets are what is stable. Its rows need not be: sums of
@@ -38,7 +38,7 @@ class ChangedRows(Enum):
 
 
 class RepetitionRules(Value, kw_only=True):
-    """What the user allows.
+    """The repetitions that the user allows.
 
     accepts_other_sinks  what was decided for other sinks stands, and the query goes on with these
     """

@@ -1,4 +1,4 @@
-"""What each version of Spark has for us: Python data sources came in 4.0, and grew until 4.2. Pure.
+"""Features of each version of Spark: Python data sources came in 4.0, and grew until 4.2. Pure.
 
 docs/spark.md has the table for users; `tests/integration/spark/test_spark_versions.py` runs every cell of it.
 """
@@ -33,7 +33,7 @@ class SparkFeature(Enum):
 
 
 class UnsupportedSpark(TallystickError):
-    """This version of PySpark cannot do what was called. Nothing was read or written."""
+    """This version of PySpark lacks the called feature. Nothing was read or written."""
 
 
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)")

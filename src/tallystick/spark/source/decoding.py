@@ -1,10 +1,10 @@
 """Decoding of a source's keys and values, column by column.
 
-The driver finds the reader's schemas when it is asked for the columns, and again when the query starts; they
+The driver finds the reader's schemas when Spark asks for the columns, and again when the query starts; they
 must be the same, since the plan was made for them. Tasks get them with the reader, and look up the writers'
 schemas by id.
 
-A task cannot write to the sink's transaction: what it cannot decode becomes a null, and the column
+A task cannot write to the sink's transaction: a value that it cannot decode becomes a null, and the column
 `malformed` has the record's bytes and the reason, for the query to write where it wants.
 """
 
@@ -52,7 +52,7 @@ class RecordUndecodable(TallystickError):
 
 
 class RecordDecoding(Value, kw_only=True):
-    """What a query's tasks decode records by.
+    """The formats and schemas by which a query's tasks decode records.
 
     readers  the reader's schema of each field that has one
     """

@@ -73,7 +73,7 @@ class OffsetRangePartition(InputPartition):
 
 
 class LogEnds(Value, kw_only=True):
-    """Where a log ends, for readers of everything and for those of committed records."""
+    """The ends of a log, for readers of everything and for those of committed records."""
 
     high_watermark: int
     last_stable_offset: int
@@ -113,8 +113,8 @@ class SourcePlanner:
     def find_topics(self, positions: Offsets = NO_OFFSETS) -> TopicsSeen:
         """Return the topics that the options name, as far as the cluster has them.
 
-        What is away is asked for again, over half a minute, except where the query fails without harm: when
-        it has read nothing and must not go on without a topic.
+        Missing topics are requested again, over half a minute, except where the query fails without harm:
+        when it has read nothing and must not go on without a topic.
 
         Args:
             positions: the offsets read so far.
@@ -167,7 +167,7 @@ class SourcePlanner:
         return build_topics_seen(infos.values(), self._options.topics, refusals)
 
     def _handle_missing(self, new_names: Iterable[object], away: Iterable[object]) -> None:
-        """Report what is missing; what was read before is a loss, which the caller finds."""
+        """Report missing topics; those that were read before are a loss, which the caller finds."""
         where = f"not in the cluster at {self._options.client['bootstrap.servers']}"
         if names := ", ".join(sorted(map(str, new_names))):
             if self._options.fail_on_data_loss:
@@ -194,7 +194,7 @@ class SourcePlanner:
     # ------------------------------------------------------------------------------ offsets
 
     def list_earliest_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the log start offsets of those partitions that exist; what is away is asked for again."""
+        """Return the log start offsets of those partitions that exist; request missing ones again."""
         away = set(partitions)
         offsets = self._list_earliest_once(away)
         for pause_s in self._pauses:
@@ -220,7 +220,7 @@ class SourcePlanner:
     ) -> dict[TopicPartition, int]:
         """Return the current end offsets: last stable offsets, or high watermarks with `read_uncommitted`.
 
-        A log that ends before its position is asked for again: a new leader may be behind for a moment.
+        The end of a log before its position is requested again: a new leader may be behind for a moment.
 
         Args:
             positions: the offsets read so far. A query that continues from Spark's own source, or from

@@ -56,7 +56,7 @@ def read_topic_ids(options: SourceOptions, checkpoint: str, cluster_id: str) -> 
 def note_topics(
     options: SourceOptions, checkpoint: str, cluster_id: str, topic_ids: Mapping[str, UUID]
 ) -> None:
-    """Note the ids of topics that were made anew, once the query has passed over the loss.
+    """Record the ids of topics that were created again, once the query has passed over the loss.
 
     A batch of the new topic may be run again after a restart, which reads it only if it knows it by its id.
 
@@ -66,7 +66,7 @@ def note_topics(
 
 
 def identify_source(options: SourceOptions, cluster_id: str) -> dict[str, str]:
-    """Return what a note of start offsets is about: two sources with the same begin at the same offsets."""
+    """Return the identity of a note of start offsets: sources with the same begin at the same offsets."""
     identity = {
         "cluster": cluster_id,
         "topics": str(options.topics),
@@ -85,12 +85,13 @@ def identify_source(options: SourceOptions, cluster_id: str) -> dict[str, str]:
 def _read_decided_end(options: SourceOptions, resume: ResumeOptions) -> OffsetJson | None:
     """Return the end offsets of the last decision in these topics; None if no batch was decided."""
     client = {n: t for n, t in options.client.items() if is_client_setting(n)}
-    if resume.database is None:
-        decision = sink.recovery.read_last_decision(resume.prefix, client, decisions=resume.decisions_topic)
-    else:
-        decision = sink.stores.read_last_decision(
-            resume.prefix, client, resume.database, resume.storage_options
-        )
+    decision = sink.recovery.read_last_decision(
+        resume.prefix,
+        client,
+        decisions=resume.decisions_topic,
+        database=resume.database,
+        storage_options=resume.storage_options,
+    )
     return (
         None
         if decision is None or decision.query_id is None

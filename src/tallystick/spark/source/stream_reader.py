@@ -165,7 +165,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def _find_latest(self, begin: Offsets) -> dict[TopicPartition, int]:
-        """Return the end offsets there are. What is away keeps its start offset: nothing is read twice."""
+        """Return the end offsets. A missing partition keeps its start offset: nothing is read twice."""
         planner = self._get_planner()
         self._read_topic_ids()
         view = planner.find_topics(begin)

@@ -149,7 +149,7 @@ class _RecordWait:
 
     @property
     def poll_ms(self) -> int:
-        """How long to poll before the log is looked at."""
+        """The time to poll before the ends of the log are read again."""
         return min(_FIRST_LOOK_MS << self._looks, self._options.poll_timeout_ms - self._waited_ms)
 
     def note_empty_poll(self, position: int) -> str | None:

@@ -1,6 +1,6 @@
 """Timestamps of records that Spark's column cannot hold. Pure.
 
-Kafka's are int64 milliseconds, and Spark's int64 microseconds. What is out of range is most often a time in
+Kafka's are int64 milliseconds, and Spark's int64 microseconds. A time out of range is most often one in
 nanoseconds, which a topic takes if its message.timestamp.after.max.ms allows it.
 """
 

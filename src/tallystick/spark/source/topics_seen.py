@@ -1,8 +1,8 @@
-"""What the cluster's answers say about the topics of a source. Pure.
+"""The topics of a source, from several answers of the cluster. Pure.
 
 One answer that lacks a topic says little: a broker may be behind, or a right may be missing for a moment. So
-topics are asked for several times before they count as gone, and a topic that was deleted and made anew is
-told from one that was away by its id (KIP-516).
+topics are requested several times before they count as gone. The topic id (KIP-516) tells a topic that was
+deleted and created again from one that was away.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ from tallystick.spark.options.source_options import Assigned, ConsumerStrategy, 
 from tallystick.spark.protocol.offsets import Offsets
 
 AWAY_MS_MAX: Final = 30_000
-"""How long a topic is asked for before it counts as gone; less if default.api.timeout.ms is less."""
+"""The time in which a topic is requested before it counts as gone; at most default.api.timeout.ms."""
 
 _PAUSES: Final = (1, 2, 4, 8, 15)
 """Between the answers, as shares of that time."""
@@ -73,7 +73,7 @@ def is_named(strategy: ConsumerStrategy, at: TopicPartition) -> bool:
 
 
 def find_unseen(strategy: ConsumerStrategy, view: TopicsSeen) -> frozenset[TopicPartition | str]:
-    """Return what the options name by its name and no answer had: topics or partitions."""
+    """Return the topics or partitions that the options name and no answer had."""
     match strategy:
         case Subscribed(topics=names):
             return frozenset(names) - view.topic_ids.keys()

@@ -19,7 +19,7 @@ from secrets import token_hex
 
 from tallystick.spark.protocol.committable import BatchLease
 from tallystick.spark.protocol.transactional_ids import WORKER_DIGITS, WorkerTransactionalId
-from tallystick.spark.sink.worker_names import UnsharedName, WorkerName
+from tallystick.spark.sink.task.worker_names import UnsharedName, WorkerName
 
 _log = logging.getLogger("tallystick.spark")
 

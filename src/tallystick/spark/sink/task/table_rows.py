@@ -1,36 +1,30 @@
 """Rows of `format("tallystick")` with a lake table. Imported only for a query with the option `table`.
 
-    batch = prepare_table(options, columns)                      driver, before the batch begins
-    vote, files = write_rows(options, batch, lease, job, rows)   each attempt
-    stage_files(context, table, votes, files)                    driver, in another process: what is decided
-
-`foreach_batch` has Spark project a batch to its sinks, and hash each row. A writer of a data source is handed
+`foreach_batch` has Spark project a batch to its sinks, and hash each row. A writer of a data source gets
 the rows as they are, so the task does both, and gives them to the task of `foreach_batch`: the record of a
 row from the columns of Spark's own sink, the row of the table from the column `row`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
-from tallystick.kernel.check import require
 from tallystick.kernel.value import Value, replace
 from tallystick.lake.names import NO_OPTIONS
 from tallystick.lake.schema import TableDefinition
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.options.sinks import Sink, StagedMoves, ToTable, ToTopic
+from tallystick.spark.options.sinks import Sink, ToTable
 from tallystick.spark.protocol.committable import BatchLease, Job, Vote
-from tallystick.spark.sink.attempt import COLUMNS
-from tallystick.spark.sink.columns import ROW_COLUMN, has_records
-from tallystick.spark.sink.combined_attempt import CombinedTask
-from tallystick.spark.sink.context import SinkContext, get_sink_context
-from tallystick.spark.sink.lake_batch import LakeTarget, locate_table, prepare_target
-from tallystick.spark.sink.lake_context import LakeSinkContext, OpenLakeContext
-from tallystick.spark.sink.projection import HASH_COLUMN, name_sink_column
-from tallystick.spark.sink.row_checksum import hash_records, hash_rows
+from tallystick.spark.sink.task.attempt import COLUMNS, ROW_COLUMN
+from tallystick.spark.sink.task.combined_attempt import (
+    HASH_COLUMN,
+    CombinedTask,
+    LakeTarget,
+    name_sink_column,
+)
+from tallystick.spark.sink.task.row_checksum import hash_records, hash_rows
 
 
 class VotedFiles(Value):
@@ -48,19 +42,6 @@ class TableBatch(Value):
     sinks: tuple[Sink, ...]
 
 
-def prepare_table(options: SinkOptions, columns: StructType) -> TableBatch:
-    """Compare the rows of a batch with the table. Raises: BadConfig, LakeErrors, MissingLibrary."""
-    table = _require_table(options)
-    target = prepare_target(locate_table(table), table, columns[ROW_COLUMN].dataType)
-    topics = (ToTopic(topic=options.topic or ""),) if has_records(columns, options.topic) else ()
-    return TableBatch(target, (*topics, table))
-
-
-def open_table_context(options: SinkOptions) -> SinkContext:
-    """Return the driver's station of a prefix whose decisions are in the table."""
-    return get_sink_context(options, OpenLakeContext(location=locate_table(_require_table(options))))
-
-
 def write_rows(
     options: SinkOptions,
     batch: TableBatch,
@@ -74,28 +55,6 @@ def write_rows(
     # Every task sends it back: without what is long or secret, and is not compared.
     definition = replace(batch.target.definition, file_options=NO_OPTIONS)
     return vote, VotedFiles(files, vote.row_checksums[-1].rows, definition)
-
-
-def stage_files(
-    context: SinkContext,
-    table: ToTable,
-    votes: Iterable[Vote | None],
-    files: Iterable[VotedFiles | None],
-) -> None:
-    """Set the data files that the decision of these votes will commit."""
-    station = cast(LakeSinkContext, context)
-    parts = [part for part in files if part is not None]
-    for part in parts:  # all of them are of one batch, and have the same
-        station.lake_row.expect_batch(part.definition, table.keys)
-    moves = StagedMoves(
-        attempts=tuple(part.files for part in parts), rows=(sum(part.row_count for part in parts),)
-    )
-    nonce = next((vote.nonce for vote in votes if vote is not None), "")
-    station.decision_log.set_staged_moves(nonce, moves)
-
-
-def _require_table(options: SinkOptions) -> ToTable:
-    return require(options.table, "these are the options of a query with a table")
 
 
 def split_rows(batches: Iterable[pa.RecordBatch], sinks: Sequence[Sink]) -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,9 @@ import pyarrow as pa
 from tallystick.client.blocking.producer import Producer
 from tallystick.kernel.check import require
 from tallystick.kernel.value import Value
-from tallystick.lake.data_files import DataFileWriter
+from tallystick.lake.data_files import AttemptName, DataFileWriter
+from tallystick.lake.opening import LakeLocation, open_file_writer
+from tallystick.lake.schema import TableDefinition
 from tallystick.spark import sink as spark_sink
 from tallystick.spark import tracing
 from tallystick.spark.decisions.lake_row import encode_files
@@ -33,19 +35,31 @@ from tallystick.spark.protocol.committable import (
     encode_vote,
 )
 from tallystick.spark.protocol.decide import TaskAction
-from tallystick.spark.sink.attempt import check_lease, open_producer, plan_attempt, send_records
-from tallystick.spark.sink.context import OpenContext, get_sink_context
-from tallystick.spark.sink.lake_batch import LakeTarget, drop_hash, open_data_files
-from tallystick.spark.sink.projection import HASH_COLUMN
+from tallystick.spark.sink.task.attempt import open_producer, plan_attempt, prepare, send_records
+from tallystick.spark.sink.task.context import OpenTaskContext, get_task_context
+from tallystick.spark.sink.task.next_producer import OpenedProducer
 
 if TYPE_CHECKING:
     from tallystick.spark.decisions.database import DecisionDatabase
     from tallystick.spark.decisions.staging import StagingTable
 
 
+HASH_COLUMN: Final = "tallystick_hash"
 _ATTEMPT_BYTES: Final = 8
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _CHUNK_ROWS: Final = 5_000
+
+
+def name_sink_column(number: int) -> str:
+    return f"sink_{number}"
+
+
+class LakeTarget(Value, kw_only=True):
+    """The table of a batch as its tasks need it: they write data files, and do not read the table."""
+
+    location: LakeLocation
+    definition: TableDefinition
+    keys: tuple[str, ...] = ()
 
 
 class CombinedTask(Value, kw_only=True):
@@ -56,7 +70,7 @@ class CombinedTask(Value, kw_only=True):
     job: Job
     sinks: tuple[Sink, ...]
     store: "DecisionDatabase | LakeTarget | None"
-    open_context: OpenContext = get_sink_context
+    open_context: OpenTaskContext = get_task_context
     trace_carrier: tracing.Carrier = tracing.NO_CARRIER
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -108,8 +122,7 @@ class _CombinedAttempt:
     def __init__(self, work: CombinedTask, stack: ExitStack) -> None:
         self.name = token_hex(_ATTEMPT_BYTES)
         self._task, self._stack = work, stack
-        self._producer: Producer | None = None
-        self._transactional_id = ""
+        self._next_producer: OpenedProducer | None = None
         self._staged_row_counts: dict[str, int] = {}
         self._staging_tables: dict[str, StagingTable] = {}
         self._data_files: DataFileWriter | None = None
@@ -145,7 +158,7 @@ class _CombinedAttempt:
             tables = tuple(each for each in work.sinks if isinstance(each, ToTable))
             self._staging_tables = {
                 each.sink.table: each
-                for each in spark_sink.database_context.get_staging_tables(
+                for each in spark_sink.staging.get_staging_tables(
                     work.options.prefix, self._require_database(), tables
                 )
             }
@@ -156,37 +169,25 @@ class _CombinedAttempt:
         return cast("DecisionDatabase", require(store, "a sink with tables has a database"))
 
     def _get_producer(self) -> Producer:
-        if self._producer is None:
+        if self._next_producer is None:
             context = self._task.open_context(self._task.options)
-            next_producer = open_producer(context, self._task.lease)
+            self._next_producer = open_producer(context, self._task.lease)
             # On an exception before the prepare, the producer's exit aborts.
-            self._producer = self._stack.enter_context(next_producer.producer)
-            self._transactional_id = str(next_producer.name)
-            self._producer.begin_transaction()
-        return self._producer
+            self._stack.enter_context(self._next_producer.producer).begin_transaction()
+        return self._next_producer.producer
 
     def prepare(self) -> tuple[Participant | None, str]:
         """Prepare the transaction; return it and its mode, or None and an empty mode without records."""
         if isinstance(self._task.store, LakeTarget):
             # Before the prepare: a data file that cannot be finished aborts the transaction.
             self.moves = encode_files(() if self._data_files is None else self._data_files.finish())
-        producer = self._producer
-        if producer is None:
+        if self._next_producer is None:
             return None, ""
-        state = producer.prepare_transaction()
         context = self._task.open_context(self._task.options)
-        try:
-            check_lease(context, self._task.lease)
-        except BaseException:
-            producer.abort_transaction()
-            raise
-        self._stack.pop_all()
+        participant, mode = prepare(context, self._task.lease, self._next_producer, self._stack)
         topics = {each.topic for each in self._task.sinks if isinstance(each, ToTopic) and each.topic}
-        context.next_producer.open(self._task.lease, producer, topics)
-        identity, mode = state.identity, producer.mode
-        identity = require(identity, "records were sent, so something is prepared")
-        mode = require(mode, "the sink prepares, so a mode is in force")
-        return Participant(transactional_id=self._transactional_id, identity=identity), mode.value
+        context.next_producer.open(self._task.lease, self._next_producer.producer, topics)
+        return participant, mode
 
 
 def _split_by_sink(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -208,3 +209,14 @@ def _iter_chunks(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     size = -(-rows.num_rows // count)
     for at in range(0, rows.num_rows, size):
         yield rows.slice(at, size)
+
+
+def open_data_files(target: LakeTarget, prefix: str, lease: BatchLease) -> DataFileWriter:
+    """Return the writer of one attempt's data files."""
+    name = AttemptName(key=prefix, owner=str(lease.coordinator), attempt=token_hex(_ATTEMPT_BYTES))
+    return open_file_writer(target.location, target.definition, name, is_source=bool(target.keys))
+
+
+def drop_hash(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows without the hash that the projection has added."""
+    return rows.select([name for name in rows.schema.names if name != HASH_COLUMN])

@@ -1,30 +1,26 @@
-"""The station of a prefix whose decisions are in a database row. Imported only for a query with a database.
+"""The driver's context of a prefix whose decisions are in a database row.
 
-It needs SQLAlchemy 2 and a driver of the database: the extra `sql`.
+Imported only for a query with a database: it needs SQLAlchemy 2 and a driver, the extra `sql`.
 """
 
-import os
 from collections.abc import Callable
-from typing import Final
 
 from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.value import Value
 from tallystick.spark.decisions.database import DecisionDatabase, get_engine, resolve_database
 from tallystick.spark.decisions.row import DecisionRow
-from tallystick.spark.decisions.staging import StagingTable
+from tallystick.spark.decisions.staging import get_staging_tables
 from tallystick.spark.decisions.store_log import DatabaseDecisionLog, DatabaseParticipants
 from tallystick.spark.decisions.topic import DecisionTopic
 from tallystick.spark.options.sink_options import TRANSACTION_TIMEOUT_MS, SinkOptions
 from tallystick.spark.options.sinks import ToTable
 from tallystick.spark.protocol.decide import TIMEOUT_MARGIN_DIVISOR
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.sink.context import SinkContext
+from tallystick.spark.sink.driver.context import SinkContext
 
 __all__ = [
     "DatabaseSinkContext",
     "OpenDatabaseContext",
-    "get_engine",
-    "get_staging_tables",
     "resolve_database",
 ]
 
@@ -32,7 +28,7 @@ CreateDatabaseContext = Callable[[SinkOptions, DecisionDatabase, tuple[ToTable, 
 
 
 class DatabaseSinkContext(SinkContext):
-    """A driver's station for a prefix whose decisions are in a database row."""
+    """The driver's context of a prefix whose decisions are in a database row."""
 
     def __init__(self, options: SinkOptions, where: DecisionDatabase, tables: tuple[ToTable, ...]) -> None:
         self._engine_of_rows = get_engine(where)
@@ -60,16 +56,3 @@ class OpenDatabaseContext(Value, kw_only=True):
 
     def __call__(self, options: SinkOptions) -> SinkContext:
         return self.create(options, self.database, self.tables)
-
-
-_STAGING_TABLES: Final[dict[tuple[object, ...], tuple[StagingTable, ...]]] = {}
-
-
-def get_staging_tables(
-    prefix: str, where: DecisionDatabase, tables: tuple[ToTable, ...]
-) -> tuple[StagingTable, ...]:
-    """Return this process's staging tables for these sinks. Raises: BadConfig."""
-    key = (os.getpid(), prefix, where.url, tables)
-    if key not in _STAGING_TABLES:
-        _STAGING_TABLES[key] = tuple(StagingTable(get_engine(where), prefix, each) for each in tables)
-    return _STAGING_TABLES[key]

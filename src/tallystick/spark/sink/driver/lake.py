@@ -1,13 +1,18 @@
-"""A batch with a lake table: the driver compares its rows with the table, and the tasks write its data files.
+"""Batches with a lake table, in the driver. It needs the library of the table's format: the extra `delta`.
 
-table = look_up_table(session, table)             driver, if the table has a name in Spark's catalog
-target = prepare_target(location, sink, rows)     driver, before the batch begins
-writer = open_data_files(target, prefix, lease)   each attempt
+    table = look_up_table(session, table)           if the table has a name in Spark's catalog
+    target = prepare_target(location, sink, rows)   before the batch begins
+
+A query of `format("tallystick")` with the option `table` has no sinks of its own:
+
+    batch = prepare_table(options, columns)         before the batch begins
+    stage_files(context, table, votes, files)       in another process: the files to be decided
+
+The tasks write the data files (`task.combined_attempt`, `task.table_rows`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from secrets import token_hex
 from typing import Final, cast
 
 import pyarrow as pa
@@ -15,28 +20,28 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 
-from tallystick.kernel.check import check
+from tallystick.client.net.cluster import Cluster
+from tallystick.kernel.check import check, require
 from tallystick.kernel.value import Value, replace
-from tallystick.lake.data_files import AttemptName, DataFileWriter
 from tallystick.lake.errors import SchemaDiffers, UnusableTable
 from tallystick.lake.names import find_url_problem, is_catalog_url, parse_table_url
-from tallystick.lake.opening import LakeLocation, open_file_writer, open_table
+from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.schema import TableDefinition, find_added_columns, find_column_problems
-from tallystick.spark.options.sinks import ToTable, quote_column
-from tallystick.spark.protocol.committable import BatchLease
-from tallystick.spark.runtime.arrow_types import to_arrow_schema
-from tallystick.spark.sink.projection import HASH_COLUMN
+from tallystick.spark.decisions.lake_row import LakeRow
+from tallystick.spark.decisions.store_log import DatabaseDecisionLog, DatabaseParticipants
+from tallystick.spark.decisions.topic import DecisionTopic
+from tallystick.spark.options.sink_options import TRANSACTION_TIMEOUT_MS, SinkOptions
+from tallystick.spark.options.sinks import StagedMoves, ToTable, ToTopic, quote_column
+from tallystick.spark.protocol.committable import Vote
+from tallystick.spark.protocol.decide import TIMEOUT_MARGIN_DIVISOR
+from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
+from tallystick.spark.sink.driver.columns import has_records, to_arrow_schema
+from tallystick.spark.sink.driver.context import SinkContext, get_sink_context
+from tallystick.spark.sink.task.attempt import ROW_COLUMN
+from tallystick.spark.sink.task.combined_attempt import HASH_COLUMN, LakeTarget
+from tallystick.spark.sink.task.table_rows import TableBatch, VotedFiles
 
-_ATTEMPT_BYTES: Final = 8
 _PROPERTIES: Final = "# Detailed Table Information"
-
-
-class LakeTarget(Value, kw_only=True):
-    """The table of a batch as its tasks need it: they write data files, and do not read the table."""
-
-    location: LakeLocation
-    definition: TableDefinition
-    keys: tuple[str, ...] = ()
 
 
 def look_up_table(session: SparkSession, table: str) -> str:
@@ -130,12 +135,67 @@ def _read_columns(kind: DataType) -> pa.Schema:
     return to_arrow_schema(StructType(fields))
 
 
-def open_data_files(target: LakeTarget, prefix: str, lease: BatchLease) -> DataFileWriter:
-    """Return the writer of one attempt's data files."""
-    name = AttemptName(key=prefix, owner=str(lease.coordinator), attempt=token_hex(_ATTEMPT_BYTES))
-    return open_file_writer(target.location, target.definition, name, is_source=bool(target.keys))
+class LakeSinkContext(SinkContext):
+    """The driver's context of a prefix whose decisions are commits of a lake table."""
+
+    def __init__(self, options: SinkOptions, location: LakeLocation, *, accepts_loss: bool = False) -> None:
+        """Open the table's context; see `LakeRow`. Raises: BadConfig, MissingLibrary."""
+        self.lake_row = LakeRow(open_table(location), options.prefix, accepts_loss=accepts_loss)
+        super().__init__(options)
+
+    def create_ports(self, cluster: Cluster) -> tuple[ParticipantsPort, DecisionLogPort]:
+        timeout_ms = int(self.options.client.get("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
+        participants, topic = super().create_ports(cluster)
+        notes = topic if isinstance(topic, DecisionTopic) else None
+        self.decision_log = DatabaseDecisionLog(
+            self.lake_row, timeout_ms // TIMEOUT_MARGIN_DIVISOR // 2, notes=notes
+        )
+        return DatabaseParticipants(participants, self.lake_row), self.decision_log
 
 
-def drop_hash(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows without the hash that the projection has added."""
-    return rows.select([name for name in rows.schema.names if name != HASH_COLUMN])
+CreateLakeContext = Callable[[SinkOptions, LakeLocation], LakeSinkContext]
+
+
+class OpenLakeContext(Value, kw_only=True):
+    """An `OpenContext` to cluster and table; two of them are equal if their parts are."""
+
+    location: LakeLocation
+    create: CreateLakeContext = LakeSinkContext
+
+    def __call__(self, options: SinkOptions) -> SinkContext:
+        return self.create(options, self.location)
+
+
+def prepare_table(options: SinkOptions, columns: StructType) -> TableBatch:
+    """Compare the rows of a batch with the table. Raises: BadConfig, LakeErrors, MissingLibrary."""
+    table = _require_table(options)
+    target = prepare_target(locate_table(table), table, columns[ROW_COLUMN].dataType)
+    topics = (ToTopic(topic=options.topic or ""),) if has_records(columns, options.topic) else ()
+    return TableBatch(target, (*topics, table))
+
+
+def open_table_context(options: SinkOptions) -> SinkContext:
+    """Return the driver's context of a prefix whose decisions are in the table."""
+    return get_sink_context(options, OpenLakeContext(location=locate_table(_require_table(options))))
+
+
+def stage_files(
+    context: SinkContext,
+    table: ToTable,
+    votes: Iterable[Vote | None],
+    files: Iterable[VotedFiles | None],
+) -> None:
+    """Set the data files that the decision of these votes will commit."""
+    lake_context = cast(LakeSinkContext, context)
+    parts = [part for part in files if part is not None]
+    for part in parts:  # all of them are of one batch, and have the same
+        lake_context.lake_row.expect_batch(part.definition, table.keys)
+    moves = StagedMoves(
+        attempts=tuple(part.files for part in parts), rows=(sum(part.row_count for part in parts),)
+    )
+    nonce = next((vote.nonce for vote in votes if vote is not None), "")
+    lake_context.decision_log.set_staged_moves(nonce, moves)
+
+
+def _require_table(options: SinkOptions) -> ToTable:
+    return require(options.table, "these are the options of a query with a table")

@@ -24,13 +24,9 @@ from pyspark.sql.types import (
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
+from tallystick.spark.sink.task.combined_attempt import HASH_COLUMN, name_sink_column
 
-HASH_COLUMN: Final = "tallystick_hash"
 HEADERS_TYPE: Final = "array<struct<key:string,value:binary>>"
-
-
-def name_sink_column(number: int) -> str:
-    return f"sink_{number}"
 
 
 def project_sinks(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:

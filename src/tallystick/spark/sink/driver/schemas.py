@@ -1,4 +1,4 @@
-"""Encoding of a sink's keys and values, column by column.
+"""Schemas of a sink's keys and values.
 
 The driver finds the writer's schema before a batch begins, and compares the columns with it, so that nothing
 is written if they do not fit. Tasks get it with the writer, and ask no registry.
@@ -7,7 +7,7 @@ A query writes the version of a subject that it began with, noted in its checkpo
 another [SPK-30].
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -38,22 +38,16 @@ from tallystick.schemas.registry import Registry, get_registry
 from tallystick.spark.checkpoint import SchemaNote, keep_schema
 from tallystick.spark.options.format_options import FormatOptions, parse_format_options
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.errors import InvalidRows
-from tallystick.spark.runtime.arrow_types import to_arrow_type
 from tallystick.spark.runtime.versions import SparkFeature, check_feature
+from tallystick.spark.sink.driver.columns import to_arrow_type
+from tallystick.spark.sink.task.encoding import RecordEncoding, encode_column
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class RecordEncoding(Value, kw_only=True):
-    """What a query's tasks encode records by: the writer's schema of each field that has one."""
-
-    writers: Mapping[str, ResolvedSchema]
-
-
 class SchemaPlace(Value, kw_only=True):
-    """Where a sink's schemas come from.
+    """The place of a sink's schemas.
 
     topic       None if rows name their topics
     checkpoint  the query's checkpoint, if known
@@ -178,24 +172,6 @@ def require_id(schema: ResolvedSchema) -> int:
     return schema.schema_id
 
 
-def encode_batches(batches: Iterable[pa.RecordBatch], encoding: RecordEncoding) -> Iterator[pa.RecordBatch]:
-    """Yield batches whose keys and values are bytes. Raises: InvalidRows."""
-    encoders = {name: build_encoder(writer) for name, writer in encoding.writers.items()}
-    for batch in batches:
-        columns = [
-            _encode(encoders[name], batch.column(name), name) if name in encoders else batch.column(name)
-            for name in batch.schema.names
-        ]
-        yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _encode(encoder: ColumnEncoder, column: pa.Array, name: str) -> pa.Array:
-    try:
-        return encoder.encode(column)
-    except SchemaError as exc:
-        raise InvalidRows(f"column {name}: {exc}; nothing of this batch was decided") from exc
-
-
 def build_serializer(writer: ResolvedSchema, field: str) -> Callable[..., Any]:
     """Return a function of a column, for Spark's expressions, that returns the encoded column."""
     encoders: list[ColumnEncoder] = []
@@ -203,7 +179,7 @@ def build_serializer(writer: ResolvedSchema, field: str) -> Callable[..., Any]:
     def serialize(column: pa.Array) -> pa.Array:
         if not encoders:  # in the worker: the function is pickled
             encoders.append(build_encoder(writer))
-        return _encode(encoders[0], column, field)
+        return encode_column(encoders[0], column, field)
 
     serialize.__annotations__ = {"column": pa.Array, "return": pa.Array}
     function: Callable[..., Any] = functions.arrow_udf(serialize, "binary")  # type: ignore[call-overload]

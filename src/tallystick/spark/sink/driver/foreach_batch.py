@@ -24,7 +24,7 @@ from tallystick.spark import sink as spark_sink
 from tallystick.spark import tracing
 from tallystick.spark.checkpoint import read_end_offsets, read_query_start
 from tallystick.spark.options.option_table import QueryType
-from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
+from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options, with_database_suffix
 from tallystick.spark.options.sinks import (
     Sink,
     StagedMoves,
@@ -36,20 +36,26 @@ from tallystick.spark.options.sinks import (
 )
 from tallystick.spark.protocol.committable import MicroBatch, Vote, build_empty_vote, decode_vote
 from tallystick.spark.runtime.versions import SparkFeature, check_feature
-from tallystick.spark.sink import foreach_topic
-from tallystick.spark.sink.combined_attempt import CombinedTask
-from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
-from tallystick.spark.sink.lake_batch import LakeTarget, locate_table, look_up_table, prepare_target
-from tallystick.spark.sink.lake_context import CreateLakeContext, LakeSinkContext, OpenLakeContext
-from tallystick.spark.sink.lease_handover import keep_in_memory, remove_lease
-from tallystick.spark.sink.projection import name_sink_column, project_sinks
-from tallystick.spark.sink.recovery import with_database_suffix
+from tallystick.spark.sink.driver import foreach_topic
+from tallystick.spark.sink.driver.context import OpenContext, SinkContext, get_sink_context
+from tallystick.spark.sink.driver.lake import (
+    CreateLakeContext,
+    LakeSinkContext,
+    OpenLakeContext,
+    locate_table,
+    look_up_table,
+    prepare_target,
+)
+from tallystick.spark.sink.driver.lease_handover import keep_in_memory, remove_lease
+from tallystick.spark.sink.driver.projection import project_sinks
+from tallystick.spark.sink.task.combined_attempt import CombinedTask, LakeTarget, name_sink_column
+from tallystick.spark.sink.task.context import get_task_context
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from tallystick.spark.decisions.database import DecisionDatabase
-    from tallystick.spark.sink.database_context import CreateDatabaseContext, DatabaseSinkContext
+    from tallystick.spark.sink.driver.database_context import CreateDatabaseContext, DatabaseSinkContext
 
 _VOTE_SCHEMA: Final = "vote binary, attempt string"
 
@@ -61,7 +67,7 @@ class ForeachBatch(Value, kw_only=True):
     sinks: tuple[Sink, ...]
     database_url: str | None
     query_id: str | None
-    open_context: OpenContext = get_sink_context
+    open_context: OpenContext | None = None
     create_database_context: "CreateDatabaseContext | None" = None
     create_lake_context: CreateLakeContext = LakeSinkContext
 
@@ -94,7 +100,7 @@ class ForeachBatch(Value, kw_only=True):
             job=job,
             sinks=sinks,
             store=where,
-            open_context=self.open_context,
+            open_context=self.open_context or get_task_context,
             trace_carrier=tracing.carry(),
         )
         keep_in_memory(self.options, lease)
@@ -134,7 +140,7 @@ class ForeachBatch(Value, kw_only=True):
         self, where: "DecisionDatabase | LakeTarget | None", sinks: tuple[Sink, ...]
     ) -> SinkContext:
         if where is None:
-            return self.open_context(self.options)
+            return (self.open_context or get_sink_context)(self.options)
         if isinstance(where, LakeTarget):
             open_lake = OpenLakeContext(location=where.location, create=self.create_lake_context)
             context = get_sink_context(self.options, open_lake)

@@ -1,10 +1,12 @@
 """Spark's writer hooks: `df.writeStream.format("tallystick")` and `df.write.format("tallystick")`.
 
-Spark makes a writer on the driver for every batch and pickles it for the tasks. Pickling begins the batch,
-and the lease is part of the pickle. The writer is pickled twice, but begins once. To commit or abort, Spark
-makes another writer in another process, which has only the votes (and what `lease_handover` finds).
+Spark asks for a writer on the driver for every batch and pickles it for the tasks. The batch begins with the
+writer, which carries the lease to the tasks. A batch write is committed or aborted by a pickled copy of the
+same writer. A streaming batch is committed or aborted by another writer in another process, which has only
+the votes and the lease that `lease_handover` finds.
 
-Source: PySpark 4.3 worker/write_into_data_source.py and worker/python_streaming_sink_runner.py.
+Source: PySpark 4.3, sql/worker/write_into_data_source.py, commit_data_source_write.py and
+    python_streaming_sink_runner.py.
 """
 
 import logging
@@ -24,7 +26,7 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.spark import sink, tracing
 from tallystick.spark.checkpoint import read_end_offsets, read_query_id, read_query_start
 from tallystick.spark.options.option_table import QueryType
-from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.options.sink_options import SinkOptions, with_database_suffix
 from tallystick.spark.protocol.committable import (
     BatchLease,
     BatchWrite,
@@ -32,21 +34,19 @@ from tallystick.spark.protocol.committable import (
     MicroBatch,
     Vote,
     build_empty_vote,
-    decode_lease,
     decode_vote,
-    encode_lease,
     encode_vote,
 )
 from tallystick.spark.protocol.errors import NotBegun
-from tallystick.spark.sink.attempt import run_attempt
-from tallystick.spark.sink.columns import parse_checked_options
-from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
-from tallystick.spark.sink.lease_handover import find_lease, remove_lease, save_lease
-from tallystick.spark.sink.recovery import with_database_suffix
+from tallystick.spark.sink.driver.columns import parse_checked_options
+from tallystick.spark.sink.driver.context import OpenContext, SinkContext, get_sink_context
+from tallystick.spark.sink.driver.lease_handover import find_lease, remove_lease, save_lease
+from tallystick.spark.sink.task.attempt import run_attempt
+from tallystick.spark.sink.task.context import get_task_context
 
 if TYPE_CHECKING:
-    from tallystick.spark.sink.encoding import RecordEncoding
-    from tallystick.spark.sink.table_rows import TableBatch, VotedFiles
+    from tallystick.spark.sink.task.encoding import RecordEncoding
+    from tallystick.spark.sink.task.table_rows import TableBatch, VotedFiles
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -68,25 +68,27 @@ class VoteMessage(WriterCommitMessage):
 
 
 def create_stream_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool, connect: OpenContext | None = None
+    options: Mapping[str, str], schema: StructType, connect: OpenContext | None = None, *, begins: bool
 ) -> "StreamWriter":
-    """Return a streaming writer; Spark asks for two of them for each micro-batch. Has no effect yet.
+    """Return a streaming writer. Output mode complete appends, as with Spark's own Kafka sink.
 
     Args:
-        overwrite: output mode complete: each batch is the whole result and is appended after the last one, as
-            with Spark's own Kafka sink.
         connect: connects a process to the cluster; crash tests replace it.
-    Raises: BadConfig with all problems at once.
+        begins: begin a micro-batch; otherwise the writer is there to commit or abort one.
+    Raises: BadConfig with all problems at once; NotBegun.
     """
-    return StreamWriter(_parse_options(options, schema, QueryType.STREAM), schema, connect)
+    writer = StreamWriter(_parse_options(options, schema, QueryType.STREAM), schema, connect)
+    if begins:
+        save_lease(writer.options, writer.begin())
+    return writer
 
 
-def create_batch_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool, connect: OpenContext | None = None
-) -> "BatchWriter":
-    """Return a batch writer; Spark asks for one for each `save()`. Has no effect yet. Raises: BadConfig."""
+def begin_batch_write(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "BatchWriter":
+    """Begin the batch of a `save()`, and return its writer. Raises: BadConfig, NotBegun."""
     problems = ["mode: overwrite cannot be done, a topic is appended to; use mode('append')"] * overwrite
-    return BatchWriter(_parse_options(options, schema, QueryType.BATCH, problems), schema, connect)
+    writer = BatchWriter(_parse_options(options, schema, QueryType.BATCH, problems), schema)
+    writer.begin()
+    return writer
 
 
 def _parse_options(
@@ -100,54 +102,51 @@ def _parse_options(
 class _LeasedWriter:
     """Base class of both writers: it carries the lease from the driver to the tasks."""
 
-    def __init__(self, options: SinkOptions, columns: StructType, connect: OpenContext | None) -> None:
+    def __init__(self, options: SinkOptions, columns: StructType, connect: OpenContext | None = None) -> None:
         self.options = options
         self._columns = columns
         self._open_context = connect
         self._encoding: RecordEncoding | None = None
         self._table: TableBatch | None = None
-        self._lease: bytes | None = None
+        self._lease: BatchLease | None = None
         self._trace_carrier = tracing.NO_CARRIER
         self._write_id: str | None = None
 
-    def __getstate__(self) -> dict[str, object]:
-        """Begin the batch, since Spark pickles the writer on the driver before any task. Raises: NotBegun."""
-        if self._lease is None:
-            try:
-                if any(each.has_schema for each in self.options.formats.fields):
-                    self._encoding = sink.encoding.resolve_encoding(self.options, self._columns)
-                if self.options.table is not None:
-                    self._table = sink.table_rows.prepare_table(self.options, self._columns)
-                self._lease = encode_lease(self._begin_batch())
-            except Exception as exc:  # of a table's library, too; Spark would call it a failure to pickle
-                why = f"the batch has not begun, and nothing of it is written. {type(exc).__name__}: {exc}"
-                raise NotBegun(why) from exc
-        return self.__dict__
+    def begin(self) -> BatchLease:
+        """Begin the batch, on the driver and before any task. Raises: NotBegun."""
+        try:
+            if any(each.has_schema for each in self.options.formats.fields):
+                self._encoding = sink.schemas.resolve_encoding(self.options, self._columns)
+            if self.options.table is not None:
+                self._table = sink.lake.prepare_table(self.options, self._columns)
+            self._lease = self._claim_prefix()
+        except Exception as exc:  # of a table's library, too
+            why = f"the batch has not begun, and nothing of it is written. {type(exc).__name__}: {exc}"
+            raise NotBegun(why) from exc
+        return self._lease
 
-    def _begin_batch(self) -> BatchLease:
+    def _claim_prefix(self) -> BatchLease:
         tracing.set_up(self.options.tracing_setup)
         # It ends before the tasks begin: no process of Spark's lives from the begin of a batch to its end.
         with tracing.trace_part("spark batch", self.options.prefix):
             self._trace_carrier = tracing.carry()
-            lease = self._context.begin(
+            return self._context.begin(
                 write_id=self._write_id,
                 query_id=read_query_id(self.options.checkpoint),
                 resuming=read_query_start(self.options),
             )
-        save_lease(self.options, lease)
-        return lease
 
     @property
     def _context(self) -> SinkContext:
-        """The driver's station, where the decision is."""
+        """The driver's context."""
         if self._open_context is not None:
             return self._open_context(self.options)
         if self.options.table is not None:
-            return sink.table_rows.open_table_context(self.options)
+            return sink.lake.open_table_context(self.options)
         return get_sink_context(self.options)
 
     def _run_attempt(self, job: Job, batches: Iterator[pa.RecordBatch]) -> VoteMessage:
-        lease = decode_lease(require(self._lease, "a task has the writer that was pickled"))
+        lease = require(self._lease, "a task has the writer that has begun its batch")
         if self._encoding is not None:
             batches = sink.encoding.encode_batches(batches, self._encoding)
         tracing.set_up(self.options.tracing_setup)
@@ -157,7 +156,9 @@ class _LeasedWriter:
         ):
             files = None
             if self._table is None:
-                vote = run_attempt(self._context, lease, job, batches)
+                vote = run_attempt(
+                    (self._open_context or get_task_context)(self.options), lease, job, batches
+                )
             else:
                 vote, files = sink.table_rows.write_rows(self.options, self._table, lease, job, batches)
             trace.describe_votes([vote])
@@ -167,22 +168,19 @@ class _LeasedWriter:
         votes, context = _decode_votes(messages), self._context
         if self.options.table is not None:
             files = [each.table_files for each in messages if isinstance(each, VoteMessage)]
-            sink.table_rows.stage_files(context, self.options.table, votes, files)
+            sink.lake.stage_files(context, self.options.table, votes, files)
         with self._resume_trace(messages):
             decision = context.commit(votes, offsets)
-        remove_lease(self.options)
         _log.info("%s: %s", self.options.prefix, "skipped: decided before" if decision is None else decision)
 
-    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        lease = find_lease(self.options)
+    def _abort(self, messages: Sequence[WriterCommitMessage | None], lease: BatchLease | None) -> bool:
+        """Abort the batch; return whether that succeeded."""
         # Spark aborts a stopped batch while its tasks still run: none of them has voted (ADR 0036).
         votes = _decode_votes(messages)
         if lease is not None and not any(votes):
             votes = [build_empty_vote(lease)]
         with self._resume_trace(messages):
-            is_aborted = self._context.try_abort(votes)
-        if is_aborted:
-            remove_lease(self.options)
+            return self._context.try_abort(votes)
 
     def _resume_trace(self, messages: Iterable[WriterCommitMessage | None]) -> AbstractContextManager[object]:
         """Continue the batch's trace, which the tasks' messages name."""
@@ -199,36 +197,29 @@ class StreamWriter(_LeasedWriter, DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._commit(messages, read_end_offsets(self.options.checkpoint, batchId))
+        remove_lease(self.options)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._abort(messages)
+        if self._abort(messages, find_lease(self.options)):
+            remove_lease(self.options)
 
 
 class BatchWriter(_LeasedWriter, DataSourceArrowWriter):
     """The sink of a batch write, which becomes visible as a whole or not at all."""
 
-    def __init__(self, options: SinkOptions, columns: StructType, connect: OpenContext | None) -> None:
-        super().__init__(options, columns, connect)
+    def __init__(self, options: SinkOptions, columns: StructType) -> None:
+        super().__init__(options, columns)
         self._write_id = options.write_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> VoteMessage:
         return self._run_attempt(BatchWrite(self._write_id or ""), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._commit(messages if any(messages) else self._vote_without_tasks())
-
-    def _vote_without_tasks(self) -> list[VoteMessage]:
-        """Vote for rows without partitions, for which Spark runs no task; nothing if the lease is unknown."""
-        lease = find_lease(self.options)
-        if lease is None:
-            return []
-        self._lease = encode_lease(lease)
-        if self.options.table is not None:
-            self._table = sink.table_rows.prepare_table(self.options, self._columns)
-        return [self.write(iter(()))]
+        # Spark runs no task for rows without partitions, so the driver votes for them.
+        self._commit(messages if any(messages) else [self.write(iter(()))])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._abort(messages)
+        self._abort(messages, self._lease)
 
 
 def _find_micro_batch() -> MicroBatch:

@@ -27,7 +27,7 @@ from tallystick.client.blocking.producer import Producer, connect
 from tallystick.kernel.value import Value
 from tallystick.spark.protocol.committable import BatchLease
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
-from tallystick.spark.sink.worker_ids import WorkerIdPool
+from tallystick.spark.sink.task.worker_ids import WorkerIdPool
 
 _log = logging.getLogger("tallystick.spark")
 

@@ -1,8 +1,11 @@
-"""The columns that the sink takes, by the rules of Spark's own sink; checked together with the options."""
+"""Columns of the sink, by the rules of Spark's own; checked together with the options. Their Arrow types."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+import pyarrow as pa
+import pyspark
+from pyspark.sql.pandas import types
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -18,9 +21,8 @@ from tallystick.schemas.model import SCHEMA_FORMATS
 from tallystick.spark.options.format_options import FIELDS
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
-
-ROW_COLUMN: Final = "row"
-"""The column with the rows of a table; null for none."""
+from tallystick.spark.runtime.versions import parse_version
+from tallystick.spark.sink.task.attempt import ROW_COLUMN
 
 _HEADER_TYPE: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _COLUMN_TYPES: Final[Mapping[str, tuple[type[DataType], ...]]] = {
@@ -90,3 +92,20 @@ def _find_schema_problems(
     headers = columns.get("headers")
     if isinstance(headers, ArrayType) and headers.elementType.simpleString() != _HEADER_TYPE.simpleString():
         yield f"column headers: is {headers.simpleString()}, and must be array<{_HEADER_TYPE.simpleString()}>"
+
+
+_ZONE_SINCE = (4, 2)
+
+
+def to_arrow_type(kind: DataType) -> pa.DataType:
+    """Return the Arrow type of a Spark type. Timestamps are in UTC, as PySpark before 4.2 always has them."""
+    zone: dict[str, Any] = {"timezone": "UTC"} if parse_version(pyspark.__version__) >= _ZONE_SINCE else {}
+    return types.to_arrow_type(kind, **zone)
+
+
+def to_arrow_schema(kind: StructType) -> pa.Schema:
+    """Return the Arrow schema of a Spark row."""
+    fields = [
+        pa.field(field.name, to_arrow_type(field.dataType), nullable=field.nullable) for field in kind.fields
+    ]
+    return pa.schema(fields)

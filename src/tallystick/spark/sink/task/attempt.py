@@ -20,27 +20,27 @@ from typing import Final
 import pyarrow as pa
 
 from tallystick.client.blocking.producer import Producer
-from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.kernel.check import check, require
+from tallystick.kernel.check import require
 from tallystick.spark.options.rights import explain_missing_right
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import name_topic
 from tallystick.spark.protocol.committable import BatchLease, Job, MicroBatch, Participant, RowChecksum, Vote
 from tallystick.spark.protocol.decide import TaskAction, plan_task
 from tallystick.spark.protocol.errors import InvalidRows, PrefixTaken, SinkError
-from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
-from tallystick.spark.sink.context import SinkContext
-from tallystick.spark.sink.next_producer import OpenedProducer
-from tallystick.spark.sink.row_checksum import checksum_columns
+from tallystick.spark.sink.task.context import TaskContext
+from tallystick.spark.sink.task.next_producer import OpenedProducer
+from tallystick.spark.sink.task.row_checksum import checksum_columns
 
 _log = logging.getLogger("tallystick.spark")
 
 COLUMNS: Final = ("key", "value", "topic", "partition", "headers")
+ROW_COLUMN: Final = "row"
+"""The column with the rows of a table; null for none."""
 # Rows go to the producer in pieces, of which buffer.memory holds several.
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 
 
-def run_attempt(context: SinkContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
+def run_attempt(context: TaskContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
     """Write or skip the rows of one task.
 
     Args:
@@ -53,7 +53,7 @@ def run_attempt(context: SinkContext, lease: BatchLease, job: Job, batches: Iter
 
 
 def _run_attempt(
-    context: SinkContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]
+    context: TaskContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]
 ) -> Vote:
     action = plan_attempt(context.options, lease, job)
     chunks = _iter_chunks(batches)
@@ -89,36 +89,48 @@ def plan_attempt(options: SinkOptions, lease: BatchLease, job: Job) -> TaskActio
 
 
 def _write_and_prepare(
-    context: SinkContext,
+    context: TaskContext,
     lease: BatchLease,
     first_chunk: pa.RecordBatch,
     other_chunks: Iterator[pa.RecordBatch],
 ) -> tuple[RowChecksum, Participant, str]:
     next_producer = open_producer(context, lease)
-    topic, total = context.options.topic, RowChecksum()
+    topic, total, producer = context.options.topic, RowChecksum(), next_producer.producer
     with ExitStack() as stack:
-        producer = stack.enter_context(
-            next_producer.producer
-        )  # on an exception before the prepare, its exit aborts
-        mode = producer.mode
-        check(mode is not None, "the sink prepares, so a mode is in force")
+        stack.enter_context(producer)  # on an exception before the prepare, its exit aborts
         producer.begin_transaction()
         chunk: pa.RecordBatch | None = first_chunk
         while chunk is not None:
             send_records(producer, chunk, topic)
             total = total.combine(_checksum_chunk(chunk, topic))
             chunk = next(other_chunks, None)
-        # KIP-939: prepared when "all messages successfully got flushed to all partitions"; only then is it
-        # voted for.
-        state = producer.prepare_transaction()
-        try:
-            check_lease(context, lease)
-        except BaseException:
-            producer.abort_transaction()
-            raise
-        stack.pop_all()
+        participant, mode = prepare(context, lease, next_producer, stack)
     context.next_producer.open(lease, producer, () if topic is None else (topic,))
-    return total, _to_participant(next_producer.name, state), "" if mode is None else mode.value
+    return total, participant, mode
+
+
+def prepare(
+    context: TaskContext, lease: BatchLease, next_producer: OpenedProducer, stack: ExitStack
+) -> tuple[Participant, str]:
+    """Prepare a transaction with records, and leave it open. Raises: PrefixTaken, after aborting it.
+
+    Args:
+        stack: closes the producer on an exception; it is emptied.
+    Returns: the participant to vote for, and the mode of its transaction.
+    """
+    producer = next_producer.producer
+    # KIP-939: prepared when "all messages successfully got flushed to all partitions"; only then is it
+    # voted for.
+    state = producer.prepare_transaction()
+    try:
+        check_lease(context, lease)
+    except BaseException:
+        producer.abort_transaction()
+        raise
+    identity = require(state.identity, "records were sent, so something is prepared")
+    mode = require(producer.mode, "the sink prepares, so a mode is in force")
+    stack.pop_all()
+    return Participant(transactional_id=str(next_producer.name), identity=identity), mode.value
 
 
 def send_records(producer: Producer, records: pa.RecordBatch, topic: str | None) -> None:
@@ -129,7 +141,7 @@ def send_records(producer: Producer, records: pa.RecordBatch, topic: str | None)
         raise InvalidRows(f"{exc}; nothing of this batch was decided") from exc
 
 
-def open_producer(context: SinkContext, lease: BatchLease) -> OpenedProducer:
+def open_producer(context: TaskContext, lease: BatchLease) -> OpenedProducer:
     """Return an initialised producer for one attempt. Raises: PrefixTaken; the client's errors.
 
     The lease is checked before an id is initialised. One that was initialised before needs no check: the one
@@ -148,15 +160,10 @@ def open_producer(context: SinkContext, lease: BatchLease) -> OpenedProducer:
     return next_producer
 
 
-def check_lease(context: SinkContext, lease: BatchLease) -> None:
+def check_lease(context: TaskContext, lease: BatchLease) -> None:
     """Raise PrefixTaken unless the lease is the last one."""
     if not context.owns_prefix(lease.coordinator):
         raise PrefixTaken(context.options.prefix, "this batch was given up, or another query began")
-
-
-def _to_participant(name: WorkerTransactionalId, state: PreparedTxnState) -> Participant:
-    identity = require(state.identity, "rows were sent, so something is prepared")
-    return Participant(transactional_id=str(name), identity=identity)
 
 
 def _iter_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -30,14 +30,15 @@ from tallystick.spark.protocol.committable import (
     encode_vote,
 )
 from tallystick.spark.runtime.versions import SparkFeature, check_feature
-from tallystick.spark.sink.attempt import run_attempt
-from tallystick.spark.sink.columns import parse_checked_options
-from tallystick.spark.sink.context import OpenContext, get_sink_context
+from tallystick.spark.sink.driver.columns import parse_checked_options
+from tallystick.spark.sink.driver.context import OpenContext, get_sink_context
+from tallystick.spark.sink.task.attempt import run_attempt
+from tallystick.spark.sink.task.context import OpenTaskContext, get_task_context
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tallystick.spark.sink.encoding import RecordEncoding
+    from tallystick.spark.sink.task.encoding import RecordEncoding
 
 
 _QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
@@ -51,7 +52,7 @@ def foreach_batch(
     transform: "Callable[[DataFrame], DataFrame] | None" = None,
     *,
     query_id: str | None = None,
-    connect: OpenContext = get_sink_context,
+    connect: OpenContext | None = None,
 ) -> "Callable[[DataFrame, int], None]":
     """Return a function for `writeStream.foreachBatch` that writes each batch exactly once.
 
@@ -70,8 +71,8 @@ def foreach_batch(
         sink_options = parse_checked_options(options, rows.schema, QueryType.STREAM)
         encoding = None
         if any(each.has_schema for each in sink_options.formats.fields):
-            encoding = sink.encoding.resolve_encoding(sink_options, rows.schema)
-        context = connect(sink_options)
+            encoding = sink.schemas.resolve_encoding(sink_options, rows.schema)
+        context = (connect or get_sink_context)(sink_options)
         job = MicroBatch(find_query_id(frame, query_id), batch_id)
         tracing.set_up(sink_options.tracing_setup)
         with tracing.trace_part("spark batch", sink_options.prefix, job) as trace:
@@ -80,7 +81,7 @@ def foreach_batch(
                 resuming=read_query_start(sink_options, job.query_id),
                 run_id=find_run_id(frame),
             )
-            task = _create_task(sink_options, lease, job, connect, encoding)
+            task = _create_task(sink_options, lease, job, connect or get_task_context, encoding)
             votes: list[Vote | None] = []
             try:
                 vote_rows = rows.mapInArrow(task, _VOTE_SCHEMA).collect()
@@ -101,7 +102,7 @@ def _create_task(
     options: SinkOptions,
     lease: BatchLease,
     job: MicroBatch,
-    connect: OpenContext,
+    connect: OpenTaskContext,
     encoding: "RecordEncoding | None",
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     carrier = tracing.carry()
