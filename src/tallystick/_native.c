@@ -9,7 +9,6 @@
  *
  * Source: the format is in protocol/records/record.py; Kafka's protocol guide, "Record"; docs/adr/0005.
  */
-#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
@@ -297,15 +296,15 @@ static PyObject *partitions(PyObject *module, PyObject *args) {
 
 /* partition_of(key, partitions) -> the partition of one key. */
 static PyObject *partition_of(PyObject *module, PyObject *args) {
-    const char *key;
-    Py_ssize_t size;
+    PyObject *key;
     unsigned int number;
-    if (!PyArg_ParseTuple(args, "y#I", &key, &size, &number)) return NULL;
+    if (!PyArg_ParseTuple(args, "SI", &key, &number)) return NULL;
     if (!number) {
         PyErr_SetString(PyExc_ZeroDivisionError, "a topic has partitions");
         return NULL;
     }
-    return PyLong_FromUnsignedLong((murmur2((Bytes)key, size) & INT32_MAX) % number);
+    uint32_t hash = murmur2((Bytes)PyBytes_AsString(key), PyBytes_Size(key));
+    return PyLong_FromUnsignedLong((hash & INT32_MAX) % number);
 }
 
 /* ------------------------------------------------------------------------------------------- decoding */
@@ -634,13 +633,14 @@ static PyObject *columns(PyObject *module, PyObject *args) {
     Part *parts = PyMem_Calloc((size_t)count + 1, sizeof *parts);
     int good = parts != NULL && table.most >= 0;
     for (Py_ssize_t p = 0; good && p < count; p++) {
-        PyObject *section, *batch, *entry = PyTuple_GetItem(given, p);
-        const char *topic;
+        PyObject *section, *batch, *topic, *entry = PyTuple_GetItem(given, p);
         good = PyTuple_Check(entry) &&
-               PyArg_ParseTuple(entry, "OOy#iiL", &section, &batch, &topic, &parts[p].topic_size,
-                                &parts[p].partition, &parts[p].time_type, &parts[p].from) &&
+               PyArg_ParseTuple(entry, "OOSiiL", &section, &batch, &topic, &parts[p].partition,
+                                &parts[p].time_type, &parts[p].from) &&
                open_reader(section, batch, &parts[p].reader);
-        parts[p].topic = (Bytes)topic;
+        if (!good) break;
+        parts[p].topic = (Bytes)PyBytes_AsString(topic);
+        parts[p].topic_size = PyBytes_Size(topic);
     }
     for (int fill = 0; good && fill < 2; fill++) {
         good = !fill || make_table(&table);

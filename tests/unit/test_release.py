@@ -1,5 +1,8 @@
 """What keeps a tag from being released."""
 
+import re
+from pathlib import Path
+
 import pytest
 from tools.release import find_notes, find_problems
 
@@ -29,3 +32,11 @@ def test_a_version_that_is_not_ready_is_refused(
     tag: str, version: str, fragments: list[str], problem: str
 ) -> None:
     assert find_problems(tag, version, CHANGELOG, fragments) == [problem]
+
+
+def test_the_extension_takes_no_length_by_a_format() -> None:
+    # The wheel is for Python 3.11 and later. Compiled by Python 3.13, formats with `#` raise SystemError in
+    # 3.11 and 3.12, whatever PY_SSIZE_T_CLEAN says: 3.13's headers name no variant for it any more.
+    source = (Path(__file__).parents[2] / "src/tallystick/_native.c").read_text()
+    formats = re.findall(r'Py(?:Arg_Parse\w*|_BuildValue)\([^"]*"([^"]*)"', source)
+    assert formats and not [each for each in formats if "#" in each]

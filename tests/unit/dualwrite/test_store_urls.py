@@ -33,6 +33,12 @@ def test_a_store_is_called_by_its_url_without_the_password(url: str, name: str) 
     assert "hush" not in describe_url(url)
 
 
+@pytest.mark.parametrize("url", ["", " "])
+def test_an_empty_url_is_refused_as_that(url: str) -> None:
+    with pytest.raises(BadConfig, match="^the URL of the store is empty$"), open_store(url):
+        raise AssertionError("it was opened")
+
+
 def test_only_sql_databases_have_a_schema() -> None:
     with pytest.raises(BadConfig, match="SQL databases alone"), open_store("rocksdb:///nowhere", "s"):
         raise AssertionError("it was opened")

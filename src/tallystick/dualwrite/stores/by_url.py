@@ -63,6 +63,8 @@ def open_store(url: str, schema: str | None = None, allowed: Collection[str] = (
 
     Raises: BadConfig for an invalid URL or a missing library; BadStore if the store cannot be opened.
     """
+    if not url.strip():
+        raise BadConfig("the URL of the store is empty")
     opener = {"rocksdb": _open_rocksdb, "zookeeper": _open_zookeeper}.get(url.partition(":")[0])
     if opener is None and not is_table_url(url):
         with _open_sql(url, schema, allowed) as sql:
