@@ -76,7 +76,7 @@ class Whole:
     async def send(self, topic: str, value: str, partition: int = 0) -> Delivery:
         while True:
             try:
-                return self.engine.append(topic, value.encode(), None, partition=partition)
+                return self.engine.accumulator.append(topic, value.encode(), None, partition=partition)
             except BufferFullOrUnknownTopic:
                 await self.engine.wait_for_space(topic, self.cluster.start_deadline("max.block.ms", 10_000))
 
@@ -119,7 +119,7 @@ def test_what_was_accepted_is_in_the_transaction_and_nothing_after(broker: Embed
             def keep_sending() -> None:
                 for number in range(1_000_000):
                     try:
-                        one.engine.append(name, b"%d" % number, None, partition=0)
+                        one.engine.accumulator.append(name, b"%d" % number, None, partition=0)
                     except (BufferFullOrUnknownTopic, IllegalState):
                         if stop.is_set():
                             return

@@ -131,7 +131,7 @@ class LateProducer:
     async def send(self, value: bytes) -> Delivery:
         while True:
             try:
-                return self.engine.append("t", value, None, partition=0)
+                return self.engine.accumulator.append("t", value, None, partition=0)
             except BufferFullOrUnknownTopic:
                 await self.engine.wait_for_space("t", self.cluster.start_deadline("max.block.ms", 30_000))
 

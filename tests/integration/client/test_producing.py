@@ -79,7 +79,7 @@ class Client:
     ) -> Delivery:
         while True:
             try:
-                return self.engine.append(topic, value, key, on_delivery=on_delivery)
+                return self.engine.accumulator.append(topic, value, key, on_delivery=on_delivery)
             except BufferFullOrUnknownTopic:
                 deadline = self.cluster.start_deadline("max.block.ms", self.config.max_block_ms)
                 await self.engine.wait_for_space(topic, deadline)

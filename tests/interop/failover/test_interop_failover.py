@@ -139,7 +139,7 @@ class Story:
         await one.txn.begin()
         for partition in range(PARTITIONS):
             await one.engine.wait_for_space(self.topic, one.cluster.start_deadline("max.block.ms", 60_000))
-            one.engine.append(self.topic, value.encode(), None, partition=partition)
+            one.engine.accumulator.append(self.topic, value.encode(), None, partition=partition)
         if flush_first:
             await one.engine.flush()
         place = {TopicPartition(self.topic, 0): OffsetAndMetadata(len(self.values) + 1)}

@@ -69,7 +69,7 @@ class Engine:
         deliveries: list[Any] = []
         while len(deliveries) < count:
             try:
-                deliveries.append(self.engine.append("t", b"%d" % len(deliveries)))
+                deliveries.append(self.engine.accumulator.append("t", b"%d" % len(deliveries)))
             except BufferFullOrUnknownTopic:
                 await self.engine.wait_for_space("t", self.cluster.start_deadline("max.block.ms", 10_000))
         await self.engine.flush(self.cluster.start_deadline("flush", 30_000))

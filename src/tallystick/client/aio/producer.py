@@ -89,9 +89,7 @@ class Producer(Generic[K, V]):
             self._txn = TransactionManager(self._cluster, self.config, self._engine)
             self._engine.use_transactions(self._txn.send_context)
         self.serializer = build_record_serializer(self.config.functions)
-        self.append_value: Callable[..., Delivery | None] = self._engine.append_value
-        self.append: Callable[..., Delivery] = self._engine.append
-        self.extend = self._engine.extend
+        self.accumulator = self._engine.accumulator
         self._started_commit: asyncio.Task[None] | None = None
         self._is_closed = False
         tracing.PRODUCERS[self] = self.config.client.client_id
@@ -114,7 +112,7 @@ class Producer(Generic[K, V]):
         if self.serializer is not None:
             record = await serialize_record(self, topic, *record)
         take = partial(
-            self.append,
+            self.accumulator.append,
             topic,
             record[0],
             record[1],
@@ -149,7 +147,7 @@ class Producer(Generic[K, V]):
                 rows = build_columns(
                     cast(Column, values), cast(Column | None, keys), trace.headers, timestamp_ms
                 )
-            take = partial(self.extend, topic, rows, partition)
+            take = partial(self.accumulator.extend, topic, rows, partition)
             return trace.follow(BatchDelivery(topic, await self._append_when_admitted(topic, take)))
 
     async def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
@@ -159,7 +157,7 @@ class Producer(Generic[K, V]):
         deliveries: list[BatchDelivery] = []
         with tracing.trace_send(self.config.client.client_id, topic, None, batch.num_rows) as trace:
             for share in split_by_partition(batch, topic, int(time.time() * 1000)):
-                take = partial(self.extend, share.topic, share.rows, share.partition)
+                take = partial(self.accumulator.extend, share.topic, share.rows, share.partition)
                 deliveries.append(build_delivery(share, await self._append_when_admitted(share.topic, take)))
             return trace.follow(deliveries)
 
@@ -270,7 +268,7 @@ class Producer(Generic[K, V]):
             return
         self._is_closed = True
         deadline = self._cluster.start_deadline("timeout_s", int(timeout_s * 1000))
-        self._engine.close_gate(_closed_error)
+        self._engine.begin_close()
         try:
             if self._started_commit is not None:  # what is decided is not left to a recovery
                 await asyncio.wait((self._started_commit,), timeout=timeout_s)
@@ -411,10 +409,6 @@ def build_columns(
 
 def _to_list(column: Column) -> Sequence[bytes | None]:
     return column.to_pylist() if isinstance(column, ArrowColumn) else column
-
-
-def _closed_error() -> Closed:
-    return Closed("the producer is closed")
 
 
 async def connect(producer: Producer, topic: str) -> None:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from tallystick.client import tracing
 from tallystick.client.aio import producer as aio
@@ -17,7 +17,6 @@ from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, ArrowColumn, Offsets
 from tallystick.client.aio.producer import Column as Column
 from tallystick.client.blocking.thread import StartedCall, engine_thread
 from tallystick.client.blocking.transactional_calls import TransactionalCalls
-from tallystick.client.forks import build_forked_error
 from tallystick.client.offsets import GroupMetadata
 from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.arrow_table import split_by_partition
@@ -65,8 +64,7 @@ class Producer(Generic[K, V]):
         self._async_producer = self._thread.call(lambda: aio.Producer(config), "Producer")
         self._is_open = True
         self.serializer = self._async_producer.serializer
-        self._append_value = self._async_producer.append_value
-        self._append, self._extend = self._async_producer.append, self._async_producer.extend
+        self._accumulator = self._async_producer.accumulator
         settings = self._async_producer.config
         self._client_id = settings.client.client_id
         self._block_timeout_s = settings.max_block_ms / 1000
@@ -122,15 +120,15 @@ class Producer(Generic[K, V]):
                 and not headers
             ):
                 try:
-                    if key is None and (delivery := self._append_value(topic, value)) is not None:
+                    if key is None and (delivery := self._accumulator.append_value(topic, value)) is not None:
                         return delivery
-                    return self._append(topic, value, key)
+                    return self._accumulator.append(topic, value, key)
                 except BufferFullOrUnknownTopic:
                     pass
             record = value, key, headers
         pairs = tuple(record[2])
         take = partial(
-            self._append,
+            self._accumulator.append,
             topic,
             record[0],
             record[1],
@@ -178,7 +176,7 @@ class Producer(Generic[K, V]):
                 rows = aio.build_columns(
                     cast(Column, values), cast(Column | None, keys), trace.headers, timestamp_ms
                 )
-            take = partial(self._extend, topic, rows, partition)
+            take = partial(self._accumulator.extend, topic, rows, partition)
             return trace.follow(BatchDelivery(topic, self._append_when_admitted(topic, take, "send_batch")))
 
     def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
@@ -198,7 +196,7 @@ class Producer(Generic[K, V]):
         deliveries: list[BatchDelivery] = []
         with tracing.trace_send(self._client_id, topic, None, batch.num_rows) as trace:
             for share in split_by_partition(batch, topic, int(time.time() * 1000)):
-                take = partial(self._extend, share.topic, share.rows, share.partition)
+                take = partial(self._accumulator.extend, share.topic, share.rows, share.partition)
                 deliveries.append(
                     aio.build_delivery(share, self._append_when_admitted(share.topic, take, "send_arrow"))
                 )
@@ -376,7 +374,7 @@ class Producer(Generic[K, V]):
     def mark_forked(self) -> None:
         """Refuse every call, in a forked child [CLI-61]. Called by the engine thread's fork hook."""
         self._is_open = False
-        self._append_value = self._append = self._extend = _refuse_after_fork
+        self._accumulator.mark_forked()
 
     def _append_when_admitted(self, topic: str, take: Callable[[], T], doing: str) -> T:
         """Return the result of `take` once a record for `topic` may be taken, within max.block.ms."""
@@ -452,7 +450,3 @@ def connect(producer: Producer, topic: str) -> None:
     Raises: as a `send` of the first record; sending may still succeed later.
     """
     producer._thread.run(aio.connect(producer._async_producer, topic), producer._block_timeout_s, "connect")
-
-
-def _refuse_after_fork(*_: object, **__: object) -> NoReturn:
-    raise build_forked_error("send")

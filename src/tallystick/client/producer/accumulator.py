@@ -23,10 +23,12 @@ Source: Kafka RecordAccumulator; KIP-794.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from operator import index
 from typing import Final, SupportsIndex, cast
 
 from tallystick.client.errors import ClientError, build_broker_error
+from tallystick.client.forks import build_forked_error
 from tallystick.client.producer.batches import (
     RECORD_OVERHEAD,
     Rows,
@@ -387,6 +389,11 @@ class RecordAccumulator:
                 for queue in queues.partitions:
                     # Even a batch without records: a sender past the gate may be about to open it.
                     self._seal_open_batch(queue)
+
+    def mark_forked(self) -> None:
+        """Refuse records in a forked child [CLI-61]. The thread that holds the lock may not exist there."""
+        self._gate_error = partial(build_forked_error, "send")
+        self._sticky_batches = {}
 
     def open_gate(self) -> None:
         """Take records again."""

@@ -8,7 +8,7 @@ from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 
 
 class TxnContext(Protocol):
-    """A transaction as the producing engine sees it. On the loop, except for `check_sendable`."""
+    """A transaction as the producing engine sees it. On the loop, except for `build_send_error`."""
 
     @property
     def transactional_id(self) -> str: ...
@@ -27,9 +27,6 @@ class TxnContext(Protocol):
 
     def build_send_error(self) -> ClientError:
         """Return the error for a record that cannot be sent."""
-
-    def check_sendable(self) -> None:
-        """Raise if `send()` may accept no record; called in its caller's thread before anything is queued."""
 
     def is_partition_added(self, partition: TopicPartition) -> bool:
         """Tell, right before a batch joins a request, whether the coordinator knows its partition.

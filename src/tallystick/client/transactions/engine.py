@@ -71,7 +71,7 @@ class TransactionManager:
         self.transactional_id = require(config.transactional_id, "a manager without a transactional id")
         self.call_times_ns = dict.fromkeys(("init", "begin", "send-offsets", "prepare", "commit", "abort"), 0)
         self._requests = TxnRequestSender(cluster, self.transactional_id, config.max_block_ms)
-        self._holder = TxnStateHolder()
+        self._holder = TxnStateHolder(flow)
         self.send_context = TxnSendContext(self._requests, self._holder)
         self._initializer = TxnInitializer(config, self._requests)
         self._ender = TxnEnder(self._requests, self._holder, self.send_context, flow)
