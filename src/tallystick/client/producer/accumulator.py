@@ -104,7 +104,7 @@ class RecordAccumulator:
 
     # -------------------------------------------------------------------- in any thread
 
-    def append_value(self, topic: str, value: bytes | None) -> Delivery | None:
+    def append_value(self, topic: str, value: object) -> Delivery | None:
         """Take a record that has only a value, if its batch is open and has room; else return None.
 
         The caller then uses `append`, which would take 1.6 to 2.5 times as long to produce a record
@@ -130,8 +130,8 @@ class RecordAccumulator:
     def append(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None = None,
+        value: object,
+        key: object = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -144,11 +144,15 @@ class RecordAccumulator:
             error.
         Cost: about 0.3 us.
         """
-        value, key, headers = _to_bytes(value), _to_bytes(key), to_headers(headers)
+        value_bytes, key_bytes, pairs = _to_bytes(value), _to_bytes(key), to_headers(headers)
         if timestamp_ms is not None:
             timestamp_ms = to_timestamp(timestamp_ms)
-        size = RECORD_OVERHEAD + len(value or b"") + len(key or b"") + estimate_headers_size(headers)
-        batch, ticket = self._append_record(topic, (value, key, headers, timestamp_ms), partition, size)
+        size = (
+            RECORD_OVERHEAD + len(value_bytes or b"") + len(key_bytes or b"") + estimate_headers_size(pairs)
+        )
+        batch, ticket = self._append_record(
+            topic, (value_bytes, key_bytes, pairs, timestamp_ms), partition, size
+        )
         if on_delivery is not None:
             batch.outcome.add_callback(on_delivery, ticket)
         return Delivery(batch.outcome, ticket)
