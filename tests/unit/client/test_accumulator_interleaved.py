@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tallystick.client.errors import Closed
-from tallystick.client.producer import accumulator, producer_batch, topic_queues
+from tallystick.client.producer import accumulator, producer_batch
 from tallystick.client.producer.accumulator import (
     AccumulatorEnv,
     AccumulatorLimits,
@@ -23,7 +23,7 @@ from tallystick.client.producer.delivery import Delivery
 from tallystick.client.producer.producer_batch import SealedBatch
 
 PATIENCE_S = 30
-MODULES = {accumulator.__file__, producer_batch.__file__, topic_queues.__file__}
+MODULES = {accumulator.__file__, producer_batch.__file__}
 
 
 class Lock:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError
 from tallystick.client.jitter import uniform
+from tallystick.client.producer.accumulator import PartitionQueue
 from tallystick.client.producer.buffer_pool import BufferPool
 from tallystick.client.producer.in_flight import PartitionInFlight
 from tallystick.client.producer.metrics import ProducerMetrics
 from tallystick.client.producer.producer_batch import InFlightBatch, SealedBatch
-from tallystick.client.producer.topic_queues import PartitionQueue
 from tallystick.client.retry import compute_backoff_ms
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Effect, Remedy
@@ -79,50 +79,55 @@ class BatchCompletion:
         self._clock, self._hooks, self._note_failure = clock, hooks, note_failure
 
     def complete(
-        self, slot: PartitionSendState, batch: InFlightBatch, part: PartitionProduceResponse | None
+        self, partition: PartitionSendState, batch: InFlightBatch, part: PartitionProduceResponse | None
     ) -> None:
         """End a batch that is written, and those that it proves written; `part` has its offset, if known."""
-        slot.failure_count, slot.last_error = 0, None
-        slot.in_flight.remove(batch, failed=False)
+        partition.failure_count, partition.last_error = 0, None
+        partition.in_flight.remove(batch, failed=False)
         outcome = batch.content.outcome
         if part is not None:
             outcome.base_offset = part.base_offset if part.base_offset >= 0 else None
             outcome.log_append_time_ms = part.log_append_time_ms if part.log_append_time_ms >= 0 else None
         self._finish(batch.content, None)
-        for earlier in slot.in_flight.find_proved_written():
-            slot.in_flight.remove(earlier, failed=False)
+        for earlier in partition.in_flight.find_proved_written():
+            partition.in_flight.remove(earlier, failed=False)
             self._finish(earlier.content, None)
 
     def retry(
-        self, slot: PartitionSendState, batch: InFlightBatch, error: ClientError, *, at_once: bool = False
+        self,
+        partition: PartitionSendState,
+        batch: InFlightBatch,
+        error: ClientError,
+        *,
+        at_once: bool = False,
     ) -> None:
         """Queue the batch to be sent again, unless its time or its retries are used up.
 
         `at_once`: the cause is known and mended, so there is no backoff.
         """
         if batch.content.outcome.is_complete or batch.attempts > self._config.retries:
-            self.fail(slot, batch, error)
+            self.fail(partition, batch, error)
             return
-        if slot.removed_error is not None:
-            self.fail(slot, batch, copy_error(slot.removed_error))
+        if partition.removed_error is not None:
+            self.fail(partition, batch, copy_error(partition.removed_error))
             return
-        slot.in_flight.retry(batch)
-        slot.last_error = error
+        partition.in_flight.retry(batch)
+        partition.last_error = error
         if at_once:
-            slot.next_attempt_ms = 0
+            partition.next_attempt_ms = 0
             return
         client = self._config.client
         wait_ms = compute_backoff_ms(
-            slot.failure_count, client.retry_backoff_ms, client.retry_backoff_max_ms, uniform()
+            partition.failure_count, client.retry_backoff_ms, client.retry_backoff_max_ms, uniform()
         )
-        slot.failure_count += 1
-        slot.next_attempt_ms = self._clock.monotonic_ms() + wait_ms
+        partition.failure_count += 1
+        partition.next_attempt_ms = self._clock.monotonic_ms() + wait_ms
         if error.remedy is Remedy.REFRESH:
-            self._hooks.request_metadata(slot.tp.topic)
+            self._hooks.request_metadata(partition.tp.topic)
 
-    def fail(self, slot: PartitionSendState, batch: InFlightBatch, error: ClientError) -> None:
+    def fail(self, partition: PartitionSendState, batch: InFlightBatch, error: ClientError) -> None:
         """End a batch that has failed for good."""
-        slot.in_flight.remove(batch, failed=True)
+        partition.in_flight.remove(batch, failed=True)
         self._finish(
             batch.content,
             error.after(Effect.UNKNOWN if batch.maybe_sent else Effect.NONE),

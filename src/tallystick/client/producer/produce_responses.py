@@ -78,27 +78,29 @@ class ProduceResponseHandler:
         if leaders:
             nodes = [Node(id=n.node_id, address=Address(n.host, n.port)) for n in answer.node_endpoints]
             self._cluster.update_leaders(leaders, nodes)
-        for slot, batch in batches:
-            part = parts.get(slot.tp)
+        for partition, batch in batches:
+            part = parts.get(partition.tp)
             if part is None:
-                error = BadAnswer(f"node {node}", "Produce", f"it says nothing about {slot.tp}")
-                self.handle_no_response(slot, batch, error)
+                error = BadAnswer(f"node {node}", "Produce", f"it says nothing about {partition.tp}")
+                self.handle_no_response(partition, batch, error)
             elif part.error_code == 0:
-                self._completion.complete(slot, batch, part)
+                self._completion.complete(partition, batch, part)
             else:
-                self._handle_error(slot, batch, part, at_once=slot.tp in leaders, alone=alone)
+                self._handle_error(partition, batch, part, at_once=partition.tp in leaders, alone=alone)
 
-    def handle_no_response(self, slot: PartitionSendState, batch: InFlightBatch, error: ClientError) -> None:
+    def handle_no_response(
+        self, partition: PartitionSendState, batch: InFlightBatch, error: ClientError
+    ) -> None:
         """Handle a batch without a response, or with one that cannot be read."""
         batch.maybe_sent = batch.maybe_sent or error.effect is Effect.UNKNOWN
         if error.remedy.repeats and self._may_retry:
-            self._completion.retry(slot, batch, error)
+            self._completion.retry(partition, batch, error)
         else:
-            self._completion.fail(slot, batch, error)
+            self._completion.fail(partition, batch, error)
 
     def _handle_error(
         self,
-        slot: PartitionSendState,
+        partition: PartitionSendState,
         batch: InFlightBatch,
         part: PartitionProduceResponse,
         *,
@@ -106,33 +108,39 @@ class ProduceResponseHandler:
         alone: bool,
     ) -> None:
         code = part.error_code
-        error = build_broker_error("Produce", slot.tp, code, _format_broker_error(part))
+        error = build_broker_error("Produce", partition.tp, code, _format_broker_error(part))
         # Without transactions there is no fencing: 47 means this producer's own older epoch.
         lost_count = code in _SEQUENCE_ERRORS or (alone and code == ErrorCode.INVALID_PRODUCER_EPOCH)
         if lost_count and batch.sequence.identity is not None:
-            self._handle_sequence_error(slot, batch, code, error, alone=alone)
+            self._handle_sequence_error(partition, batch, code, error, alone=alone)
         elif code in _TOO_LARGE_ERRORS and batch.count > 1 and not batch.content.outcome.is_complete:
             self._metrics.batch_splits += 1
             halves = [self._builder.compress(half) for half in batch.content.split()]
-            slot.in_flight.replace_with_pieces(batch, batch.split_into(halves))
+            partition.in_flight.replace_with_pieces(batch, batch.split_into(halves))
         elif error.remedy.repeats:
             batch.maybe_sent = batch.maybe_sent or error.effect is Effect.UNKNOWN
-            self._completion.retry(slot, batch, error, at_once=at_once)
+            self._completion.retry(partition, batch, error, at_once=at_once)
         else:
-            self._completion.fail(slot, batch, error)
+            self._completion.fail(partition, batch, error)
 
     def _handle_sequence_error(
-        self, slot: PartitionSendState, batch: InFlightBatch, code: int, error: ClientError, *, alone: bool
+        self,
+        partition: PartitionSendState,
+        batch: InFlightBatch,
+        code: int,
+        error: ClientError,
+        *,
+        alone: bool,
     ) -> None:
-        match slot.in_flight.interpret_error(batch, code, alone=alone):
+        match partition.in_flight.interpret_error(batch, code, alone=alone):
             case SequenceErrorMeaning.WRITTEN:
-                self._completion.complete(slot, batch, None)
+                self._completion.complete(partition, batch, None)
             case SequenceErrorMeaning.RETRY:
-                self._completion.retry(slot, batch, error)
+                self._completion.retry(partition, batch, error)
             case SequenceErrorMeaning.AWAIT_RESOLUTION:
-                self._completion.retry(slot, batch, error, at_once=True)
+                self._completion.retry(partition, batch, error, at_once=True)
             case SequenceErrorMeaning.FAILED:
-                self._completion.fail(slot, batch, error)
+                self._completion.fail(partition, batch, error)
 
 
 def _format_broker_error(part: PartitionProduceResponse) -> str:
