@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from tests.support.failing_cluster import FailingCluster, FaultPlan
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.engine import TransactionManager
 from tallystick.client.transactions.state import State
 from tallystick.kernel.clock import SystemClock

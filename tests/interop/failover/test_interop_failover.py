@@ -16,10 +16,10 @@ from typing import Any, Final, Literal
 import pytest
 from tests.support.three_brokers import ThreeBrokers
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.client.producer.engine import ProducerEngine
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.engine import Completion, TransactionManager
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import TopicPartition

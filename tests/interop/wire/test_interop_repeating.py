@@ -5,12 +5,12 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ConnectionLost
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.protocol.messages.data.produce import ProduceRequest, ProduceResponse
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import BrokerRefused
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.errors import Effect
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.data.produce import (

@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from tallystick.client import tracing
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, Closed, IllegalState
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.net.retry_scope import Deadline
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.client.producer.accumulator import (
     BufferFullOrUnknownTopic,
@@ -30,8 +30,8 @@ from tallystick.client.producer.arrow_table import PartitionRows, split_by_parti
 from tallystick.client.producer.batches import ListRows
 from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.producer.engine import ProducerEngine
-from tallystick.client.retry import Deadline
 from tallystick.client.serializers import Header, K, SerializedHeaders, V, build_record_serializer
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.engine import Completion, TransactionManager
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState

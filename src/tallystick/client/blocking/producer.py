@@ -15,13 +15,12 @@ from tallystick.client import tracing
 from tallystick.client.aio import producer as aio
 from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, ArrowColumn, Offsets
 from tallystick.client.aio.producer import Column as Column
-from tallystick.client.blocking.thread import StartedCall, engine_thread
-from tallystick.client.blocking.transactional_calls import TransactionalCalls
+from tallystick.client.blocking.thread import StartedCall, TransactionalCalls, engine_thread
+from tallystick.client.net.retry_scope import Deadline
 from tallystick.client.offsets import GroupMetadata
 from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.arrow_table import split_by_partition
 from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
-from tallystick.client.retry import Deadline
 from tallystick.client.serializers import Header, K, SerializedHeaders, V
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tallystick.client.assignors.subscription import PartitionRacks
+from tallystick.client.consumer.assignors.subscription import PartitionRacks
 from tallystick.client.consumer.membership import (
     ErrorReaction,
     GroupRebalanceConfig,

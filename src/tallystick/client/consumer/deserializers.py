@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.consumer.errors import DeserializationFailed
-from tallystick.client.errors import IllegalState
+from tallystick.client.errors import DeserializationFailed, IllegalState
 from tallystick.client.serializers import (
     DESERIALIZER_NAMES,
     USES_MAX,

@@ -25,8 +25,8 @@ from itertools import count
 from typing import Final
 from uuid import UUID
 
+from tallystick.client.errors.rules import find_rule
 from tallystick.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
-from tallystick.client.retry import find_rule
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Remedy
 from tallystick.kernel.ids import INT32_MAX, TopicPartition

@@ -10,10 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.arrow import RowChunk, take_chunk
 from tallystick.client.consumer.decode import CompletedFetch, ConsumerRecord
-from tallystick.client.consumer.errors import PositionUnknown, RecordUnreadable, TopicRecreated
 from tallystick.client.consumer.fetch_state import (
     FetchOutcome,
     FetchRequestData,
@@ -24,10 +22,18 @@ from tallystick.client.consumer.fetch_state import (
     classify_fetch_response,
 )
 from tallystick.client.consumer.offset_requests import ISOLATION_LEVELS
-from tallystick.client.errors import BrokerRefused, ClientError, build_broker_error
+from tallystick.client.errors import (
+    BrokerRefused,
+    ClientError,
+    PositionUnknown,
+    RecordUnreadable,
+    TopicRecreated,
+    build_broker_error,
+)
+from tallystick.client.errors.rules import find_rule
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import group_by_topic
-from tallystick.client.retry import find_rule
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.protocol.messages.data.fetch import (

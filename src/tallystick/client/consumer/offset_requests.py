@@ -3,7 +3,7 @@
     LogOffsetRequests    ListOffsets
     GroupOffsetRequests  OffsetFetch, OffsetCommit
 
-Retries follow `client.retry`.
+Retries follow `client.errors.rules`.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from typing import Final
 from tallystick.client.consumer.fetch_state import EARLIEST_MS, LATEST_MS
 from tallystick.client.errors import BrokerRefused, ClientError
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.net.retry_scope import Deadline
 from tallystick.client.offsets import (
     OFFSET_COMMIT_VERSION_MAX,
     OFFSET_FETCH_VERSION_MAX,
@@ -27,7 +28,6 @@ from tallystick.client.offsets import (
     parse_offset_commit_errors,
     split_offset_fetch_response,
 )
-from tallystick.client.retry import Deadline
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, TopicPartition
 from tallystick.kernel.value import Value

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Final
 
-from tallystick.client.config import Address
 from tallystick.client.errors import AuthenticationFailed, Closed, Unreachable
-from tallystick.client.jitter import uniform
+from tallystick.client.net.backoff import compute_backoff_ms, uniform
 from tallystick.client.net.network import (
     Connection,
     ConnectionSettings,
@@ -19,7 +18,7 @@ from tallystick.client.net.network import (
 from tallystick.client.net.pending_request import PendingRequest
 from tallystick.client.net.protocol_state import NodeApiVersions
 from tallystick.client.net.retry_scope import read_clock_ms
-from tallystick.client.retry import compute_backoff_ms
+from tallystick.client.settings.config import Address
 
 _log = logging.getLogger("tallystick.client")
 

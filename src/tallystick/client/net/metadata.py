@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, Never
 from uuid import UUID
 
-from tallystick.client.config import Address
+from tallystick.client.settings.config import Address
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX

@@ -28,7 +28,6 @@ from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
 from typing import Any, Final, Protocol, cast
 
 import tallystick
-from tallystick.client.config import Address, ClientConfig
 from tallystick.client.errors import (
     AuthenticationFailed,
     BadAnswer,
@@ -40,7 +39,8 @@ from tallystick.client.errors import (
     TlsFailed,
     Unreachable,
 )
-from tallystick.client.jitter import uniform
+from tallystick.client.errors.rules import infer_loss_effect
+from tallystick.client.net.backoff import compute_backoff_ms, uniform
 from tallystick.client.net.login import ClientSecurity
 from tallystick.client.net.login_exchange import (
     HANDSHAKE_VERSION,
@@ -55,7 +55,8 @@ from tallystick.client.net.protocol_state import (
     VersionNegotiation,
     guess_protocol,
 )
-from tallystick.client.retry import Deadline, compute_backoff_ms, infer_loss_effect
+from tallystick.client.net.retry_scope import Deadline
+from tallystick.client.settings.config import Address, ClientConfig
 from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, EncodeError, UnsupportedField, encode_parts

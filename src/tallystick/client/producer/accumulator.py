@@ -28,7 +28,7 @@ from operator import index
 from typing import Final, SupportsIndex, cast
 
 from tallystick.client.errors import ClientError, build_broker_error
-from tallystick.client.forks import build_forked_error
+from tallystick.client.net.waits import build_forked_error
 from tallystick.client.producer.batches import (
     RECORD_OVERHEAD,
     Rows,

@@ -5,15 +5,14 @@ Effects. The error of a batch reports the worst effect of all its attempts [CLI-
 
 from collections.abc import Callable
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError
-from tallystick.client.jitter import uniform
+from tallystick.client.net.backoff import compute_backoff_ms, uniform
 from tallystick.client.producer.accumulator import PartitionQueue
 from tallystick.client.producer.buffer_pool import BufferPool
 from tallystick.client.producer.in_flight import PartitionInFlight
 from tallystick.client.producer.metrics import ProducerMetrics
 from tallystick.client.producer.producer_batch import InFlightBatch, SealedBatch
-from tallystick.client.retry import compute_backoff_ms
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.ids import TopicPartition

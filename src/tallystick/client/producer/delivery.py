@@ -15,9 +15,8 @@ from time import monotonic
 from typing import Final, Self
 
 from tallystick.client.errors import ClientError, TimedOut
-from tallystick.client.forks import build_forked_error, get_process_token
+from tallystick.client.net.waits import build_forked_error, check_may_wait, get_process_token
 from tallystick.client.producer.batches import TimestampRun, find_timestamp
-from tallystick.client.waits import check_may_wait
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import Offset, TimestampMs
 from tallystick.kernel.value import Value

@@ -19,18 +19,18 @@ import time
 from collections.abc import Callable
 from uuid import UUID
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, Closed, TimedOut
-from tallystick.client.jitter import uniform
+from tallystick.client.net.backoff import uniform
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
+from tallystick.client.net.retry_scope import Deadline
 from tallystick.client.producer.accumulator import AccumulatorEnv, AccumulatorLimits, RecordAccumulator
 from tallystick.client.producer.batch_completion import SenderHooks
 from tallystick.client.producer.delivery import BatchOutcome
 from tallystick.client.producer.identity import IdempotentIdentity, NoIdentity, TransactionalIdentity
 from tallystick.client.producer.sender import Sender
 from tallystick.client.producer.txn_context import TxnContext
-from tallystick.client.retry import Deadline
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import Effect
 from tallystick.protocol.primitives import NIL

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Final
 from uuid import UUID
 
-from tallystick.client.config import Address, ProducerConfig
 from tallystick.client.errors import BadAnswer, ClientError, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import Node
@@ -16,6 +15,7 @@ from tallystick.client.producer.in_flight import SequenceErrorMeaning
 from tallystick.client.producer.metrics import ProducerMetrics
 from tallystick.client.producer.produce_requests import ProduceRequestBuilder
 from tallystick.client.producer.producer_batch import InFlightBatch
+from tallystick.client.settings.config import Address, ProducerConfig
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import TopicPartition

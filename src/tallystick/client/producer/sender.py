@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from typing import Final
 from uuid import UUID
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, TimedOut, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.producer.accumulator import PartitionQueue, RecordAccumulator
@@ -34,6 +33,7 @@ from tallystick.client.producer.metrics import ProducerMetrics
 from tallystick.client.producer.produce_requests import ProduceRequestBuilder
 from tallystick.client.producer.produce_responses import ProduceResponseHandler, SentBatches
 from tallystick.client.producer.producer_batch import CompressedBatch, InFlightBatch
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Remedy

@@ -14,11 +14,11 @@ from time import perf_counter_ns
 from typing import Final
 
 from tallystick.client import tracing
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import AbortRequired, IllegalState, TimedOut
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.client.producer.txn_context import RecordFlow
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.end_txn import (
     TxnEnder,
     build_contradiction_error,

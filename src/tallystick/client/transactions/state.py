@@ -8,8 +8,8 @@
                                         ^------------------+             commit, abort, complete
 
 `TRANSITIONS` has every legal call and the state it leads to; any other call raises and sends nothing
-[CLI-42]. `apply_failure` and `apply_end` apply answers. `client.retry` alone decides what an error code
-means; this module turns that into the fate of the transaction.
+[CLI-42]. `apply_failure` and `apply_end` apply answers. `client.errors.rules` alone decides what an error
+code means; this module turns that into the fate of the transaction.
 
 Three facts deliberately have no flag of their own, because such flags went wrong in other clients:
 

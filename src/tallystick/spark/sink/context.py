@@ -12,8 +12,8 @@ from weakref import finalize
 
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.blocking.thread import EngineThread, engine_thread
-from tallystick.client.config import ProducerConfig
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import replace

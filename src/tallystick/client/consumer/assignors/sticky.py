@@ -21,7 +21,7 @@ from collections.abc import Mapping, Set
 from heapq import heapify, heapreplace
 from math import ceil
 
-from tallystick.client.assignors.subscription import (
+from tallystick.client.consumer.assignors.subscription import (
     MemberData,
     PartitionRacks,
     Subscription,

@@ -20,8 +20,8 @@ from itertools import cycle
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.client.assignors.sticky import assign_sticky, find_owners
-from tallystick.client.assignors.subscription import (
+from tallystick.client.consumer.assignors.sticky import assign_sticky, find_owners
+from tallystick.client.consumer.assignors.subscription import (
     MemberData,
     PartitionRacks,
     Subscription,

@@ -1,4 +1,4 @@
-"""Retry rules: what an error code means for each API, and when to try again. Pure.
+"""Rules for error codes: the meaning of a code for each API, and the remedy. Pure.
 
 The meaning of a code depends on the API, so the rules are keyed by both; "*" is the fallback, and an unknown
 number gets the worst rule. No other module decides about retries.
@@ -234,31 +234,3 @@ def infer_loss_effect(api: str) -> Effect:
 
 def _clear_read_effect(api: str, rule: Rule) -> Rule:
     return Rule(NONE, rule.remedy) if api in READ_ONLY_APIS else rule
-
-
-def compute_backoff_ms(attempt: int, first_ms: int, max_ms: int, noise: float) -> int:
-    """Return how long to wait before the next try.
-
-    The wait doubles with every attempt up to `max_ms`, then varies by 20 % either way, so that clients do not
-    retry in lockstep.
-
-    Source: KIP-580; Kafka ExponentialBackoff.
-
-    Args:
-        attempt: failures so far, 0 for the first wait.
-        noise: between 0 and 1, drawn by the caller.
-    """
-    wait_ms = min(first_ms << min(attempt, 30), max_ms)
-    return int(wait_ms * (0.8 + 0.4 * noise))
-
-
-class Deadline(Value):
-    """End of a wait, and the setting that fixed it: every wait has a named limit [CLI-2]."""
-
-    at_ms: int
-    limit_name: str
-    length_ms: int
-
-    def remaining_ms(self, now_ms: int) -> int:
-        """Return the milliseconds left, 0 when it has passed."""
-        return max(self.at_ms - now_ms, 0)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from tallystick.client.kafka_names import (
+from tallystick.client.settings.kafka_names import (
     FUNCTION_SETTINGS,
     INEFFECTIVE_SETTINGS,
     REFUSED_SETTINGS,
@@ -22,7 +22,7 @@ from tallystick.client.kafka_names import (
     is_refused,
     shorten_assignor_name,
 )
-from tallystick.client.security_config import (
+from tallystick.client.settings.security_config import (
     OBJECT_SETTINGS,
     SECURITY_PROTOCOLS,
     SECURITY_SETTINGS,
