@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from tallystick.client.producer.delivery import BatchDelivery, Delivery
+from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery
 
 R = TypeVar("R")
 S = TypeVar("S", Delivery, BatchDelivery, list[BatchDelivery])

@@ -13,8 +13,8 @@ from tests.support.raw_producer import committed_values, make_topic
 from tests.support.raw_wire import RawConnection
 
 from tallystick.client.errors import AbortRequired, ClientError, IllegalState, TimedOut
-from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
-from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.batches.accumulator import BufferFullOrUnknownTopic
+from tallystick.client.producer.batches.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions import engine

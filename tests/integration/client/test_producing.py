@@ -15,8 +15,8 @@ from tools.servers.broker_process import find_free_port
 
 from tallystick.client.errors import BrokerRefused, ClientError, Closed, TimedOut, TooLarge
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
-from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.batches.accumulator import BufferFullOrUnknownTopic
+from tallystick.client.producer.batches.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.errors import Effect

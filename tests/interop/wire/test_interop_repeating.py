@@ -7,8 +7,8 @@ from confluent_kafka import Consumer, TopicPartition
 
 from tallystick.client.errors import ConnectionLost
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
-from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.batches.accumulator import BufferFullOrUnknownTopic
+from tallystick.client.producer.batches.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.settings.config import ProducerConfig
 from tallystick.protocol.messages.data.produce import ProduceRequest, ProduceResponse

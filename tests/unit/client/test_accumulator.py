@@ -9,16 +9,16 @@ import pytest
 
 from tallystick.client.aio.producer import build_columns
 from tallystick.client.errors import Closed, IllegalState, TooLarge, UnknownTopic
-from tallystick.client.producer.accumulator import (
+from tallystick.client.producer.batches.accumulator import (
     AccumulatorEnv,
     AccumulatorLimits,
     BufferFullOrUnknownTopic,
     RecordAccumulator,
 )
-from tallystick.client.producer.batches import ListRows
-from tallystick.client.producer.delivery import BatchDelivery, Delivery
-from tallystick.client.producer.partitioner import hash_key_to_partition
-from tallystick.client.producer.producer_batch import SealedBatch
+from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery
+from tallystick.client.producer.batches.partitioner import hash_key_to_partition
+from tallystick.client.producer.batches.producer_batch import SealedBatch
+from tallystick.client.producer.batches.rows import ListRows
 from tallystick.kernel.errors import Effect
 
 

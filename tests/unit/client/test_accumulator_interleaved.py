@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from tallystick.client.errors import Closed
-from tallystick.client.producer import accumulator, producer_batch
-from tallystick.client.producer.accumulator import (
+from tallystick.client.producer.batches import accumulator, producer_batch
+from tallystick.client.producer.batches.accumulator import (
     AccumulatorEnv,
     AccumulatorLimits,
     RecordAccumulator,
 )
-from tallystick.client.producer.delivery import Delivery
-from tallystick.client.producer.producer_batch import SealedBatch
+from tallystick.client.producer.batches.delivery import Delivery
+from tallystick.client.producer.batches.producer_batch import SealedBatch
 
 PATIENCE_S = 30
 MODULES = {accumulator.__file__, producer_batch.__file__}

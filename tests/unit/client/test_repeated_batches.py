@@ -8,8 +8,8 @@ from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 
 from tallystick.client.errors import BrokerRefused
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
-from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.batches.accumulator import BufferFullOrUnknownTopic
+from tallystick.client.producer.batches.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.errors import Effect

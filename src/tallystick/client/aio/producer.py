@@ -18,17 +18,17 @@ from tallystick.client.errors import ClientError, Closed, IllegalState
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.retry_scope import Deadline
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
-from tallystick.client.producer.accumulator import (
+from tallystick.client.producer.batches.accumulator import (
     BufferFullOrUnknownTopic,
     PlacedOutcomes,
     to_bytes_list,
     to_headers,
     to_timestamp,
 )
-from tallystick.client.producer.arrow_rows import ArrowArray, ArrowRows, is_arrow_array
-from tallystick.client.producer.arrow_table import PartitionRows, split_by_partition
-from tallystick.client.producer.batches import ListRows
-from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
+from tallystick.client.producer.batches.arrow_rows import ArrowArray, ArrowRows, is_arrow_array
+from tallystick.client.producer.batches.arrow_table import PartitionRows, split_by_partition
+from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery, DeliveryCallback
+from tallystick.client.producer.batches.rows import ListRows
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.serializers import Header, K, SerializedHeaders, V, build_record_serializer
 from tallystick.client.settings.config import ProducerConfig

@@ -18,9 +18,9 @@ from tallystick.client.aio.producer import Column as Column
 from tallystick.client.blocking.thread import StartedCall, TransactionalCalls, engine_thread
 from tallystick.client.net.retry_scope import Deadline
 from tallystick.client.offsets import GroupMetadata
-from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
-from tallystick.client.producer.arrow_table import split_by_partition
-from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
+from tallystick.client.producer.batches.accumulator import BufferFullOrUnknownTopic
+from tallystick.client.producer.batches.arrow_table import split_by_partition
+from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.serializers import Header, K, SerializedHeaders, V
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode

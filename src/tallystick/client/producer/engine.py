@@ -7,8 +7,8 @@
     await engine.close(deadline)
 
 `_pump` does whatever can be done now and sets a timer for what is due later. It runs when a caller opens or
-fills a batch, when a response or new metadata arrives, and when the timer fires. `sender.py` decides what is
-sent and what a response means.
+fills a batch, when a response or new metadata arrives, and when the timer fires. `requests.sender` decides
+what is sent and what a response means.
 
 Every wait in this module has a named limit [CLI-2].
 """
@@ -24,12 +24,20 @@ from tallystick.client.net.backoff import uniform
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
 from tallystick.client.net.retry_scope import Deadline
-from tallystick.client.producer.accumulator import AccumulatorEnv, AccumulatorLimits, RecordAccumulator
-from tallystick.client.producer.batch_completion import SenderHooks
-from tallystick.client.producer.delivery import BatchOutcome
-from tallystick.client.producer.identity import IdempotentIdentity, NoIdentity, TransactionalIdentity
-from tallystick.client.producer.sender import Sender
-from tallystick.client.producer.txn_context import TxnContext
+from tallystick.client.producer.batches.accumulator import (
+    AccumulatorEnv,
+    AccumulatorLimits,
+    RecordAccumulator,
+)
+from tallystick.client.producer.batches.delivery import BatchOutcome
+from tallystick.client.producer.requests.batch_completion import SenderHooks
+from tallystick.client.producer.requests.sender import Sender
+from tallystick.client.producer.sequences.identity import (
+    IdempotentIdentity,
+    NoIdentity,
+    TransactionalIdentity,
+)
+from tallystick.client.producer.sequences.txn_context import TxnContext
 from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import Effect

@@ -17,7 +17,7 @@ from tallystick.client import tracing
 from tallystick.client.errors import AbortRequired, IllegalState, TimedOut
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
-from tallystick.client.producer.txn_context import RecordFlow
+from tallystick.client.producer.sequences.txn_context import RecordFlow
 from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.end_txn import (
     TxnEnder,

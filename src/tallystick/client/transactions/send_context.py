@@ -15,7 +15,7 @@ _SENDING_STATES: Final = frozenset({State.IN_TRANSACTION, State.PREPARING, State
 
 
 class TxnSendContext:
-    """A `producer.txn_context.TxnContext`; owns the set of partitions added at the coordinator."""
+    """A `producer.sequences.txn_context.TxnContext`; owns the set of partitions added at the coordinator."""
 
     def __init__(self, requests: TxnRequestSender, holder: TxnStateHolder) -> None:
         self._requests, self._holder = requests, holder

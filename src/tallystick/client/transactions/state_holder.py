@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from tallystick.client.errors import AbortRequired, ClientError, IllegalState, InvalidTxnState
-from tallystick.client.producer.txn_context import RecordFlow
+from tallystick.client.producer.sequences.txn_context import RecordFlow
 from tallystick.client.transactions.state import IllegalCall, State, TxnCall, TxnProducerState
 from tallystick.kernel.errors import Effect
 

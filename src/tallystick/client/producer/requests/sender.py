@@ -3,8 +3,8 @@
 Parts. `produce_requests` builds a request, `produce_responses` reads its response, and `batch_completion`
 ends a batch or queues it to be sent again.
 
-Order. A partition's batches are signed, sent and sent again in one order [CLI-21]; see `in_flight.py`. A
-partition moves to another broker only when nothing of it is in flight at the old one.
+Order. A partition's batches are signed, sent and sent again in one order [CLI-21]; see `sequences.in_flight`.
+A partition moves to another broker only when nothing of it is in flight at the old one.
 
 Limits. Every batch has its outcome within delivery.timeout.ms of its first record [CLI-27]. A batch that is
 in flight then fails with an unknown effect; a later response changes only its sequence numbers.
@@ -19,20 +19,20 @@ from uuid import UUID
 
 from tallystick.client.errors import ClientError, TimedOut, build_broker_error
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.producer.accumulator import PartitionQueue, RecordAccumulator
-from tallystick.client.producer.batch_completion import (
+from tallystick.client.producer.batches.accumulator import PartitionQueue, RecordAccumulator
+from tallystick.client.producer.batches.delivery import BatchOutcome
+from tallystick.client.producer.batches.producer_batch import CompressedBatch, InFlightBatch
+from tallystick.client.producer.requests.batch_completion import (
     BatchCompletion,
     PartitionSendState,
     SenderHooks,
     copy_error,
 )
-from tallystick.client.producer.delivery import BatchOutcome
-from tallystick.client.producer.identity import IdempotentIdentity, ProducerIdentity
-from tallystick.client.producer.in_flight import OUTSTANDING_MAX, Resolution
-from tallystick.client.producer.metrics import ProducerMetrics
-from tallystick.client.producer.produce_requests import ProduceRequestBuilder
-from tallystick.client.producer.produce_responses import ProduceResponseHandler, SentBatches
-from tallystick.client.producer.producer_batch import CompressedBatch, InFlightBatch
+from tallystick.client.producer.requests.metrics import ProducerMetrics
+from tallystick.client.producer.requests.produce_requests import ProduceRequestBuilder
+from tallystick.client.producer.requests.produce_responses import ProduceResponseHandler, SentBatches
+from tallystick.client.producer.sequences.identity import IdempotentIdentity, ProducerIdentity
+from tallystick.client.producer.sequences.in_flight import OUTSTANDING_MAX, Resolution
 from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode

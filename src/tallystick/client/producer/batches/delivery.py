@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from tallystick.client.errors import ClientError, TimedOut
 from tallystick.client.net.waits import build_forked_error, check_may_wait, get_process_token
-from tallystick.client.producer.batches import TimestampRun, find_timestamp
+from tallystick.client.producer.batches.rows import TimestampRun, find_timestamp
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import Offset, TimestampMs
 from tallystick.kernel.value import Value

@@ -5,10 +5,10 @@ from typing import Final
 from uuid import UUID
 
 from tallystick.client.net.metadata import MetadataImage
-from tallystick.client.producer.batches import BatchProducerState, assemble_batch
-from tallystick.client.producer.identity import ProducerIdentity
-from tallystick.client.producer.metrics import ProducerMetrics
-from tallystick.client.producer.producer_batch import CompressedBatch, InFlightBatch, SealedBatch
+from tallystick.client.producer.batches.producer_batch import CompressedBatch, InFlightBatch, SealedBatch
+from tallystick.client.producer.batches.rows import BatchProducerState, assemble_batch
+from tallystick.client.producer.requests.metrics import ProducerMetrics
+from tallystick.client.producer.sequences.identity import ProducerIdentity
 from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.value import Value
 from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData

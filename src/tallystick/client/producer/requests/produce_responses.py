@@ -10,11 +10,11 @@ from uuid import UUID
 from tallystick.client.errors import BadAnswer, ClientError, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import Node
-from tallystick.client.producer.batch_completion import BatchCompletion, PartitionSendState
-from tallystick.client.producer.in_flight import SequenceErrorMeaning
-from tallystick.client.producer.metrics import ProducerMetrics
-from tallystick.client.producer.produce_requests import ProduceRequestBuilder
-from tallystick.client.producer.producer_batch import InFlightBatch
+from tallystick.client.producer.batches.producer_batch import InFlightBatch
+from tallystick.client.producer.requests.batch_completion import BatchCompletion, PartitionSendState
+from tallystick.client.producer.requests.metrics import ProducerMetrics
+from tallystick.client.producer.requests.produce_requests import ProduceRequestBuilder
+from tallystick.client.producer.sequences.in_flight import SequenceErrorMeaning
 from tallystick.client.settings.config import Address, ProducerConfig
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Final, Protocol
 
-from tallystick.client.producer.partitioner import hash_key_to_partition
+from tallystick.client.producer.batches.partitioner import hash_key_to_partition
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchHeader, Codec, Headers, native

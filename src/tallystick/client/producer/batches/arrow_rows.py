@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Final, Protocol, Self, cast
 
 from tallystick import _lazy
-from tallystick.client.producer.batches import (
+from tallystick.client.producer.batches.rows import (
     RECORD_OVERHEAD,
     ListRows,
     TimestampRun,

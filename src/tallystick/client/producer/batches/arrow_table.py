@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tallystick import _lazy
-from tallystick.client.producer.arrow_rows import ArrowRows
-from tallystick.client.producer.batches import TimestampRun, build_runs
+from tallystick.client.producer.batches.arrow_rows import ArrowRows
+from tallystick.client.producer.batches.rows import TimestampRun, build_runs
 from tallystick.protocol.records import Headers
 
 if TYPE_CHECKING:

@@ -29,16 +29,16 @@ from typing import Final, SupportsIndex, cast
 
 from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.client.net.waits import build_forked_error
-from tallystick.client.producer.batches import (
+from tallystick.client.producer.batches.buffer_pool import BufferPool
+from tallystick.client.producer.batches.delivery import BatchOutcome, Delivery, DeliveryCallback
+from tallystick.client.producer.batches.partitioner import choose_sticky_partition, hash_key_to_partition
+from tallystick.client.producer.batches.producer_batch import OpenBatch, SealedBatch
+from tallystick.client.producer.batches.rows import (
     RECORD_OVERHEAD,
     Rows,
     estimate_headers_size,
     split_rows,
 )
-from tallystick.client.producer.buffer_pool import BufferPool
-from tallystick.client.producer.delivery import BatchOutcome, Delivery, DeliveryCallback
-from tallystick.client.producer.partitioner import choose_sticky_partition, hash_key_to_partition
-from tallystick.client.producer.producer_batch import OpenBatch, SealedBatch
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
 from tallystick.kernel.value import Value

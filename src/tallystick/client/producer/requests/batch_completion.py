@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from tallystick.client.errors import ClientError
 from tallystick.client.net.backoff import compute_backoff_ms, uniform
-from tallystick.client.producer.accumulator import PartitionQueue
-from tallystick.client.producer.buffer_pool import BufferPool
-from tallystick.client.producer.in_flight import PartitionInFlight
-from tallystick.client.producer.metrics import ProducerMetrics
-from tallystick.client.producer.producer_batch import InFlightBatch, SealedBatch
+from tallystick.client.producer.batches.accumulator import PartitionQueue
+from tallystick.client.producer.batches.buffer_pool import BufferPool
+from tallystick.client.producer.batches.producer_batch import InFlightBatch, SealedBatch
+from tallystick.client.producer.requests.metrics import ProducerMetrics
+from tallystick.client.producer.sequences.in_flight import PartitionInFlight
 from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Effect, Remedy

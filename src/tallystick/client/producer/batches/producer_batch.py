@@ -12,9 +12,9 @@ A batch that is divided because it is too large goes on as two batches of the sa
 from bisect import bisect_left
 from itertools import count as tickets
 
-from tallystick.client.producer.batches import ListRows, Rows, TimestampRun
-from tallystick.client.producer.delivery import BatchOutcome
-from tallystick.client.producer.in_flight import BatchSequence
+from tallystick.client.producer.batches.delivery import BatchOutcome
+from tallystick.client.producer.batches.rows import ListRows, Rows, TimestampRun
+from tallystick.client.producer.sequences.in_flight import BatchSequence
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.records import HEADER_SIZE, Headers
 

@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.producer.in_flight import bump_epoch
-from tallystick.client.producer.txn_context import TxnContext
+from tallystick.client.producer.sequences.in_flight import bump_epoch
+from tallystick.client.producer.sequences.txn_context import TxnContext
 from tallystick.kernel.ids import INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
