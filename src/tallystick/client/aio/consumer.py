@@ -112,7 +112,7 @@ class Consumer(Generic[K, V]):
         self._engine.positions.rewind()
 
     def note_committed(self, offsets: Offsets) -> None:
-        """Note offsets that a transaction committed for the group: `rewind` does not go back before them."""
+        """Record offsets that a transaction committed for the group, for `rewind` to stop at."""
         self._engine.positions.note_committed(offsets)
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:

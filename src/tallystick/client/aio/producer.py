@@ -107,7 +107,7 @@ class Producer(Generic[K, V]):
         headers: Iterable[tuple[str, bytes | None]] = (),
         on_delivery: DeliveryCallback | None = None,
     ) -> Delivery:
-        """Take one record. Waits only for metadata and memory; the returned Delivery can be awaited."""
+        """Append one record. Waits only for metadata and memory; the returned Delivery can be awaited."""
         record: tuple[object, object, SerializedHeaders] = value, key, tuple(headers)
         if self.serializer is not None:
             record = await serialize_record(self, topic, *record)
@@ -138,7 +138,7 @@ class Producer(Generic[K, V]):
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes | None]] = (),
     ) -> BatchDelivery:
-        """Take many records at once."""
+        """Append many records."""
         with trace_columns(self.config.client.client_id, topic, values, headers) as trace:
             if self.serializer is not None:
                 columns = await serialize_rows(self, topic, values, keys, trace.headers)
@@ -151,7 +151,7 @@ class Producer(Generic[K, V]):
             return trace.follow(BatchDelivery(topic, await self._append_when_admitted(topic, take)))
 
     async def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
-        """Take the rows of an Arrow batch, each for the topic and partition it names."""
+        """Append the rows of an Arrow batch, each for the topic and partition it names."""
         if self.serializer is not None:
             take_objects(batch)
         deliveries: list[BatchDelivery] = []

@@ -176,7 +176,7 @@ class Consumer(Generic[K, V]):
         self._calls.call(self._async_consumer.rewind, "rewind")
 
     def note_committed(self, offsets: Offsets) -> None:
-        """Note offsets that a transaction committed for the group: `rewind` does not go back before them.
+        """Record offsets that a transaction committed for the group: `rewind` does not go back before them.
 
         For programs that call `Producer.send_offsets_to_transaction`; `commit` and dual writes note it.
         """

@@ -173,7 +173,7 @@ class WrittenOffsetCommitter(RebalanceListener):
         self._last_commit_s = monotonic()
 
     def note_written(self, records: Iterable[ConsumerRecord]) -> None:
-        """Note that these records are written out, in order."""
+        """Record that these records are written out, in order."""
         if not self._is_enabled:
             return
         for record in records:

@@ -86,7 +86,7 @@ class Producer(Generic[K, V]):
         headers: Iterable[tuple[str, bytes | None]] = (),
         on_delivery: DeliveryCallback | None = None,
     ) -> Delivery:
-        """Take one record to be sent, and return the future of its outcome.
+        """Append one record, and return a future of its delivery.
 
         Waits only while the topic is not known yet or `buffer.memory` is full, for `max.block.ms` at most.
         Records of one thread to one partition are written in the order of these calls.
@@ -153,7 +153,7 @@ class Producer(Generic[K, V]):
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes | None]] = (),
     ) -> BatchDelivery:
-        """Take many records in one call: all of them or, if it raises, none.
+        """Append many records in one call: all of them or, if it raises, none.
 
         Args:
             values: bytes or None, a list or an Arrow array; at least one. With serializers a list of what
@@ -179,7 +179,7 @@ class Producer(Generic[K, V]):
             return trace.follow(BatchDelivery(topic, self._append_when_admitted(topic, take, "send_batch")))
 
     def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
-        """Take the rows of an Arrow batch, each for the topic and partition it names.
+        """Append the rows of an Arrow batch, each for the topic and partition it names.
 
         Args:
             batch: `value`, and optionally `key`, `topic`, `partition` (null where the key decides),

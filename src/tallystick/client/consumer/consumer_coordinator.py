@@ -89,7 +89,7 @@ class ConsumerCoordinator:
             self.set_member(replace(self.member, phase=Phase.FAILED))
 
     def note_poll(self) -> None:
-        """Note a poll, for max.poll.interval.ms."""
+        """Record a poll, for max.poll.interval.ms."""
         self._last_poll_ms = self._cluster.now_ms()
 
     def set_member(self, member: Membership) -> None:

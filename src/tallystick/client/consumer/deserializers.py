@@ -45,7 +45,7 @@ class RecordDeserializer:
         self._uses: set[tuple[str, bytes, bytes]] = set()
 
     def has_first_use(self, records: Sequence[ConsumerRecord]) -> bool:
-        """Tell whether a record has a schema id that was not seen in its topic yet."""
+        """Return whether a record has a schema id that was not seen in its topic yet."""
         return not self._uses.issuperset(map(_name_use, records))
 
     def deserialize(self, records: Sequence[ConsumerRecord]) -> DeserializedRecords:

@@ -234,7 +234,7 @@ class Fetcher:
     def _handle_other_topic(
         self, partition: TopicPartition, serial: int, unknown: list[TopicPartition]
     ) -> None:
-        """Look once more under which id the name is known, then report it: our metadata may be old."""
+        """Look up again under which id the name is known, then report it: our metadata may be old."""
         if not self._subscriptions.note_other_topic(partition):
             unknown.append(partition)
             return
@@ -469,7 +469,7 @@ class Fetcher:
 
 
 def _is_fatal_for_topic(exc: ClientError, topic: str) -> bool:
-    """Tell whether the error is about this topic and a retry does not help."""
+    """Return whether the error is about this topic and a retry does not help."""
     return isinstance(exc, BrokerRefused) and exc.subject == topic and not exc.remedy.repeats
 
 

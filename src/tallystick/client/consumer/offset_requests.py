@@ -36,7 +36,7 @@ from tallystick.protocol.messages.groups.offset_commit import OffsetCommitRespon
 from tallystick.protocol.messages.groups.offset_fetch import OffsetFetchResponse
 
 HELD_MS: Final = 2000
-"""How long offsets are held by a transaction before that is logged."""
+"""Time that a transaction may hold offsets before that is logged."""
 _log = logging.getLogger("tallystick.consumer")
 
 ISOLATION_LEVELS: Final = {"read_uncommitted": 0, "read_committed": 1}
@@ -49,7 +49,7 @@ def _accept_all(_: TopicPartition) -> bool:
 
 
 def _is_retriable(failure: BaseException) -> bool:
-    """Tell whether a retry may help. Sorts failures that no retry can help to the front."""
+    """Return whether a retry may help. Sorts failures that no retry can help to the front."""
     return isinstance(failure, ClientError) and failure.remedy.repeats
 
 

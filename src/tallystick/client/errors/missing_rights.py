@@ -1,4 +1,4 @@
-"""Which right a refused request needs: what KafkaApis and ControllerApis check, by API. Pure.
+"""Rights that refused requests need, by API, as KafkaApis and ControllerApis check them. Pure.
 
 Operations are named as `kafka-acls` and `tallystick acls` name them.
 """

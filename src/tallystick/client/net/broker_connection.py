@@ -71,7 +71,7 @@ class BrokerConnection:
         return len(self._backlog) + (self._connection.pending_count if self._connection is not None else 0)
 
     def describe_wait(self) -> str:
-        """Say what the broker has not done yet or was too late with; empty if neither is true."""
+        """Describe what the broker has not done yet or did too late; empty if neither is true."""
         if self._connect_task is not None and not self._connect_task.done():
             return f"{self.address} still had to {self._connect_progress.step}"
         return self._connection.describe_wait() if self._connection is not None else ""

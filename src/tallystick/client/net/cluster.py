@@ -135,12 +135,12 @@ class ConnectionPool:
         return connection.is_failing, not connection.is_connected, connection.pending_count
 
     def describe_waits(self) -> str:
-        """Say what brokers have not done yet, for the text of a limit that passed."""
+        """Describe what brokers have not done yet, for the text of a limit that passed."""
         texts = (connection.describe_wait() for connection in self._connections.values())
         return "; ".join(text for text in texts if text)
 
     def note_features(self, levels: FeatureLevels) -> None:
-        """Note the finalized features that a broker reported; older ones change nothing."""
+        """Record the finalized features that a broker reported; older ones change nothing."""
         self.finalized_features = self.finalized_features.pick_newer(levels)
 
     def forget_features(self) -> None:
@@ -300,7 +300,7 @@ class Cluster:
         return response
 
     def mark_suspect(self, node_id: int) -> None:
-        """Note that a broker did not answer: its coordinators and leaders may have moved."""
+        """Record that a broker did not answer: its coordinators and leaders may have moved."""
         self._coordinators.forget_node(node_id)
         self._metadata.request_update()
 

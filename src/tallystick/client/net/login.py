@@ -1,4 +1,4 @@
-"""How one client protects its connections: made once of its settings, shared by all of them."""
+"""TLS context and login of one client: made once from its settings, shared by its connections."""
 
 import asyncio
 import ssl

@@ -137,7 +137,7 @@ class ConnectionSettings(Value, kw_only=True):
 
 
 class _Phase(Protocol):
-    """What the events of a socket mean in one phase of its life."""
+    """Meaning of a socket's events in one phase of its life."""
 
     def handle_frame(self, body: bytes | bytearray) -> None:
         """Handle a frame. Raises: DecodeError, NotSupported; the connection ends then."""
@@ -304,7 +304,7 @@ class Connection:
         return cast(ssl.SSLObject | None, self._transport.get_extra_info("ssl_object"))
 
     def describe_wait(self) -> str:
-        """Say which lookup is not answered, or was not in time; empty if neither is true."""
+        """Name the lookup that is not answered, or was not in time; empty if neither is true."""
         if isinstance(self._close_reason, TimeoutError):
             return f"{self.address}: {self._close_reason}"
         for pending in self.protocol_state.waiters:
@@ -572,7 +572,7 @@ def _encode_body(message: object, spec: ApiSpec, version: int) -> list[bytes | m
 
 
 class ConnectProgress:
-    """What the broker has to do next in an attempt to connect, for the texts of limits that pass."""
+    """Next step of the broker in an attempt to connect, for the texts of limits that pass."""
 
     __slots__ = ("step",)
 

@@ -55,7 +55,7 @@ def read_clock_ms() -> int:
 
 
 def is_in_retry_scope() -> bool:
-    """Tell whether a deadline of retries applies here."""
+    """Return whether a deadline of retries applies here."""
     return _find_innermost() is not None
 
 

@@ -25,7 +25,7 @@ _role = _ThreadRole()
 
 
 def mark_engine_thread() -> None:
-    """Note that the current thread runs the loop of synchronous clients, for as long as it lives."""
+    """Record that the current thread runs the loop of synchronous clients, for as long as it lives."""
     _role.is_engine = True
 
 

@@ -480,7 +480,7 @@ class AdminConfig:
 
 
 def is_client_setting(name: str) -> bool:
-    """Tell whether every client takes this setting, in the dialect of any client."""
+    """Return whether every client takes this setting, in the dialect of any client."""
     return (
         RENAMED_SETTINGS.get(name, name) in CLIENT_SETTINGS
         or name in TRANSLATED_SETTINGS

@@ -60,7 +60,7 @@ def shorten_assignor_name(text: str) -> str:
 
 
 def is_refused(name: str) -> bool:
-    """Tell whether this is another client's setting that this one refuses."""
+    """Return whether this is another client's setting that this one refuses."""
     return name in REFUSED_SETTINGS or name.startswith(tuple(REFUSED_PREFIXES))
 
 

@@ -35,7 +35,7 @@ TokenCallback = Callable[..., object]
 
 
 class SecurityConfig(Value, kw_only=True):
-    """How a client's connections are protected, and how it logs in.
+    """Protection of a client's connections, and its login.
 
     token_callback  for OAUTHBEARER, the function that returns tokens
     ssl_context     used as it is, instead of `tls`

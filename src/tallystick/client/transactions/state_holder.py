@@ -24,7 +24,7 @@ class TxnStateHolder:
         self.current = require_legal(self.current.apply_call(call))
 
     def mark_open(self) -> None:
-        """Note that part of the transaction may be in the cluster."""
+        """Record that part of the transaction may be in the cluster."""
         if self.current.state is not State.FATAL:
             self.current = self.current.mark_open()
 

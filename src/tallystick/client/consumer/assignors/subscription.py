@@ -184,7 +184,7 @@ def _flatten(topics: Iterable[WirePartitions]) -> tuple[TopicPartition, ...]:
 
 
 def use_rack_aware_assignment(members: Collection[str], partitions: Collection[frozenset[str]]) -> bool:
-    """Tell whether a member is in a rack of the topic, and not every partition is in all those racks.
+    """Return whether a member is in a rack of the topic, and not every partition is in all those racks.
 
     Source: AbstractPartitionAssignor.useRackAwareAssignment.
     """

@@ -220,7 +220,7 @@ class RecordAccumulator:
     # -------------------------------------------------------------------- in any thread
 
     def append_value(self, topic: str, value: object) -> Delivery | None:
-        """Take a record that has only a value, if its batch is open and has room; else return None.
+        """Append a record that has only a value, if its batch is open and has room; else return None.
 
         The caller then uses `append`, which would take 1.6 to 2.5 times as long to produce a record
         (docs/notes/performance.md).
@@ -253,7 +253,7 @@ class RecordAccumulator:
         headers: Iterable[tuple[str, bytes | None]] = (),
         on_delivery: DeliveryCallback | None = None,
     ) -> Delivery:
-        """Take one record.
+        """Append one record.
 
         Raises: BufferFullOrUnknownTopic when the caller has to wait first; TooLarge; TypeError; the gate's
             error.
@@ -273,7 +273,7 @@ class RecordAccumulator:
         return Delivery(batch.outcome, ticket)
 
     def extend(self, topic: str, rows: Rows, partition: int | None) -> PlacedOutcomes:
-        """Take many records at once; return the outcomes of their batches, with the places of their records.
+        """Append many records; return the outcomes of their batches, with the places of their records.
 
         Records without a key stay together, in batches of one partition each; keyed records keep their order
         within a partition.
@@ -359,7 +359,7 @@ class RecordAccumulator:
             raise self._gate_error()
 
     def _note_millisecond(self, batch: OpenBatch, ticket: int, now: float) -> None:
-        """Note a new millisecond for a batch. The first of a batch opens it."""
+        """Record a new millisecond for a batch. The first of a batch opens it."""
         if batch.opened_ms is None and not batch.is_sealed:
             if self.pool.is_full:
                 raise BufferFullOrUnknownTopic(batch.tp.topic, full=True)
@@ -372,7 +372,7 @@ class RecordAccumulator:
         batch.note_millisecond(ticket, now)
 
     def _is_in_sealed(self, batch: OpenBatch, ticket: int) -> bool:
-        """Tell whether a record stored while its batch was being sealed is among the sealed ones [CLI-24]."""
+        """Return whether a record stored while its batch was sealed is among the sealed ones [CLI-24]."""
         with self._lock:
             return batch.has_ticket(ticket)
 
@@ -415,7 +415,7 @@ class RecordAccumulator:
         return outcome
 
     def _update_sticky_batch(self, queues: TopicQueues) -> None:
-        """Let unkeyed records go to the open batch of the sticky partition, which may change (KIP-794)."""
+        """Send unkeyed records to the open batch of the sticky partition, which may change (KIP-794)."""
         queues.choose_sticky_partition(self.limits.batch_bytes, self._env.uniform)
         if self._gate_error is None:
             self._sticky_batches[queues.name] = queues.partitions[queues.sticky_partition].open_batch
@@ -515,7 +515,7 @@ class RecordAccumulator:
         self._sticky_batches = {}
 
     def open_gate(self) -> None:
-        """Take records again."""
+        """Accept records again."""
         with self._lock:
             self._gate_error = None
             for queues in self._topic_queues.values():

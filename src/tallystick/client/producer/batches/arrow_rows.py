@@ -149,7 +149,7 @@ class ArrowRows:
 
 
 def is_arrow_array(column: object) -> bool:
-    """Tell whether the column is a pyarrow array."""
+    """Return whether the column is a pyarrow array."""
     return type(column).__module__.partition(".")[0] == "pyarrow"
 
 

@@ -180,7 +180,7 @@ class Delivery:
         self.outcome, self.ticket = outcome, ticket
 
     def done(self) -> bool:
-        """Tell whether the record has been written or has failed."""
+        """Return whether the record has been written or has failed."""
         return self.outcome.is_complete
 
     def cancelled(self) -> bool:
@@ -255,7 +255,7 @@ class BatchDelivery:
         return tuple(self._deliveries)
 
     def done(self) -> bool:
-        """Tell whether every record has been written or has failed."""
+        """Return whether every record has been written or has failed."""
         return all(piece.done() for piece in self._deliveries)
 
     def result(self, timeout: float | None = None) -> BatchMetadata:

@@ -61,7 +61,7 @@ class OpenBatch:
         self._sealed_count = 0
 
     def note_millisecond(self, ticket: int, now: float) -> None:
-        """Note that the record and those after it have another millisecond than those before."""
+        """Record that the record and those after it have another millisecond than those before."""
         ms = int(now * 1000)
         self.timestamp_changes.append((ticket, ms))
         self.millisecond_start, self.millisecond_end = ms / 1000, (ms + 1) / 1000
@@ -94,7 +94,7 @@ class OpenBatch:
         return SealedBatch(self.tp, self.outcome, rows, size=size, opened_ms=opened_ms)
 
     def has_ticket(self, ticket: int) -> bool:
-        """Tell whether the record is among those that were sealed."""
+        """Return whether the record is among those that were sealed."""
         places = self.outcome.place_by_ticket
         return ticket < self._sealed_count if places is None else ticket in places
 

@@ -224,7 +224,7 @@ class Sender:
                 return compressed_batch
 
     def _may_fit(self, partition: PartitionSendState, batch: CompressedBatch) -> bool:
-        """Tell whether a request can carry the batch; if not, divide it, or fail its only record."""
+        """Return whether a request can carry the batch; if not, divide it, or fail its only record."""
         size, limit = len(batch.payload) + HEADER_SIZE, self._config.max_request_size
         if size <= limit:
             return True

@@ -47,10 +47,10 @@ class ProducerIdentity(Protocol):
         """Return the error if batches that were never sent can never be sent; else None."""
 
     def may_send_to(self, at: TopicPartition) -> bool:
-        """Tell whether a batch for this partition may be sent now; if not, `wake` is called when it may."""
+        """Return whether a batch for this partition may be sent now; if not, `wake` is called when it may."""
 
     def note_failure(self, at: TopicPartition, error: ClientError, *, is_numbered: bool) -> None:
-        """Note that a batch, with its records, failed for good.
+        """Record that a batch, with its records, failed for good.
 
         Args:
             is_numbered: it had sequence numbers, which may be missing at the broker now.

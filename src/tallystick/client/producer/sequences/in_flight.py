@@ -155,7 +155,7 @@ class PartitionInFlight(Generic[B]):
         return len(self.unanswered) + len(self.retry_queue)
 
     def may_assign_sequence(self, identity: ProducerIdAndEpoch | None, outstanding_max: int) -> bool:
-        """Tell whether a new batch may be numbered and sent.
+        """Return whether a new batch may be numbered and sent.
 
         It waits for batches to be sent again, for room among those in flight, and until none in flight has
         another producer id or epoch.
@@ -165,7 +165,7 @@ class PartitionInFlight(Generic[B]):
         return not self.unanswered or (identity == self.identity and not self.has_sequence_gap)
 
     def may_retry(self) -> bool:
-        """Tell whether the first of `retry_queue` may be sent.
+        """Return whether the first of `retry_queue` may be sent.
 
         Not while a later batch is in flight [CLI-21].
         """

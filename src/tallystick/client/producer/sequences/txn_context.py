@@ -29,7 +29,7 @@ class TxnContext(Protocol):
         """Return the error for a record that cannot be sent."""
 
     def is_partition_added(self, partition: TopicPartition) -> bool:
-        """Tell, right before a batch joins a request, whether the coordinator knows its partition.
+        """Return, right before a batch joins a request, whether the coordinator knows its partition.
 
         Always true under transaction version 2, where the Produce request itself adds the partition.
         """
@@ -41,7 +41,7 @@ class TxnContext(Protocol):
         """
 
     def note_batch_failure(self, partition: TopicPartition, error: ClientError, *, is_numbered: bool) -> None:
-        """Note that a batch failed for good: the transaction can no longer be committed [CLI-47].
+        """Record that a batch failed for good: the transaction can no longer be committed [CLI-47].
 
         Args:
             is_numbered: it had sequence numbers, which may be missing at the broker now.
