@@ -12,10 +12,7 @@ from tallystick.client.blocking import consumer as blocking_consumer
 from tallystick.client.blocking import producer as blocking_producer
 from tallystick.client.blocking import thread
 
-_FILES = frozenset(
-    str(module.__file__)
-    for module in (thread, blocking_producer, blocking_consumer)
-)
+_FILES = frozenset(str(module.__file__) for module in (thread, blocking_producer, blocking_consumer))
 POINTS_MAX = 200
 
 

@@ -28,6 +28,7 @@ class World:
     def __init__(self, **limits: int) -> None:
         self.now_s = 1_700_000_000.0
         self.woken = 0
+        self.lock = threading.Lock()
         wanted = {"batch_bytes": 16_384, "linger_ms": 5, "buffer_bytes": 1 << 25, "record_bytes_max": 1 << 20}
         self.accumulator = RecordAccumulator(
             AccumulatorLimits(**{**wanted, **limits}),
@@ -35,7 +36,7 @@ class World:
                 now=lambda: self.now_s,
                 monotonic_ms=lambda: int(self.now_s * 1000),
                 uniform=lambda: 0.5,
-                lock=threading.Lock(),
+                lock=self.lock,
                 wake=self._wake,
             ),
         )
@@ -260,6 +261,21 @@ def test_a_closed_gate_refuses_and_lets_go_what_was_taken() -> None:
     world.accumulator.open_gate()
     world.accumulator.append("t", b"again")
     assert [values(batch) for batch in world.take_all()] == [[b"again"]]
+
+
+def test_a_forked_child_appends_nothing_and_waits_for_no_lock() -> None:
+    """[CLI-61] The thread that held the lock at the fork does not exist in the child."""
+    world = World()
+    world.accumulator.update_topic("t", 1, [0])
+    world.accumulator.append("t", b"before")
+    with world.lock:
+        world.accumulator.mark_forked()
+        assert world.accumulator.append_value("t", b"after") is None
+        for key in (None, b"k"):
+            with pytest.raises(IllegalState, match="opened before the fork"):
+                world.accumulator.append("t", b"after", key)
+        with pytest.raises(IllegalState, match="opened before the fork"):
+            world.accumulator.extend("t", build_columns([b"after"], None, (), None), None)
 
 
 @pytest.fixture
