@@ -42,11 +42,7 @@ from tallystick.client.errors import (
 from tallystick.client.errors.rules import infer_loss_effect
 from tallystick.client.net.backoff import compute_backoff_ms, uniform
 from tallystick.client.net.login import ClientSecurity
-from tallystick.client.net.login_exchange import (
-    HANDSHAKE_VERSION,
-    LoginRequest,
-    choose_reauthentication_ms,
-)
+from tallystick.client.net.login_exchange import HANDSHAKE_VERSION, LoginRequest, choose_reauthentication_ms
 from tallystick.client.net.pending_request import PendingRequest, RequestBuilder
 from tallystick.client.net.protocol_state import (
     NodeApiVersions,

@@ -150,11 +150,7 @@ class ProducerEngine:
             deadline = self._cluster.start_deadline(
                 "delivery.timeout.ms", 2 * self._config.delivery_timeout_ms
             )
-        self.accumulator.seal_open_batches()
-        outcomes = [
-            *self.accumulator.list_sealed_outcomes(),
-            *self._sender.list_outstanding_outcomes(),
-        ]
+        outcomes = [*self.accumulator.seal_open_batches(), *self._sender.list_outstanding_outcomes()]
         if outcomes:
             self._sender.flush_count += 1
             self._pump()

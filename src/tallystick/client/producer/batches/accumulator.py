@@ -461,11 +461,6 @@ class RecordAccumulator:
     def topic_names(self) -> tuple[str, ...]:
         return tuple(self._topic_queues)
 
-    def list_sealed_outcomes(self) -> list[BatchOutcome]:
-        """Return the outcomes of all sealed batches."""
-        with self._lock:
-            return [batch.outcome for queue in list(self.active_queues) for batch in queue.sealed_batches]
-
     def take_batch(self, queue: PartitionQueue, now_ms: int, *, linger: bool = True) -> SealedBatch | None:
         """Return the next batch of a queue if it is full, has waited for linger.ms, or must not wait."""
         with self._lock:
@@ -481,12 +476,13 @@ class RecordAccumulator:
         if not queue.is_empty:  # checked after the removal: a sender adds the queue again before it stores
             self.active_queues[queue] = None
 
-    def seal_open_batches(self) -> None:
-        """Seal all open batches without waiting for linger.ms."""
+    def seal_open_batches(self) -> list[BatchOutcome]:
+        """Seal all open batches without waiting for linger.ms; return the outcomes of all sealed ones."""
         with self._lock:
             for queue in list(self.active_queues):
                 if queue.open_batch.opened_ms is not None:
                     self._seal_open_batch(queue)
+            return [batch.outcome for queue in list(self.active_queues) for batch in queue.sealed_batches]
 
     def reenqueue(self, queue: PartitionQueue, batches: Iterable[SealedBatch]) -> None:
         """Put the pieces of a divided batch before everything else of their partition."""
