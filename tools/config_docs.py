@@ -8,8 +8,8 @@ from tallystick.broker.config.broker_config import BROKER_SETTINGS, RENAMED_SETT
 from tallystick.broker.config.kafka_names import INEFFECTIVE_SETTINGS, REFUSED_PREFIXES, REFUSED_SETTINGS
 from tallystick.broker.config.listeners import LISTENER_PREFIX, PREFIXED_SETTINGS
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
-from tallystick.client import kafka_names as client_names
-from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
+from tallystick.client.settings import kafka_names as client_names
+from tallystick.client.settings.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.kernel.foreign_settings import ForeignSetting
 from tallystick.kernel.settings import Setting, SettingType
 from tallystick.kernel.value import replace

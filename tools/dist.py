@@ -117,7 +117,8 @@ def main() -> int:
     sdist, wheel = find_one("*.tar.gz"), find_one("*.whl")
     check_members(sdist, {"CHANGELOG.md", "LICENSE", "pyproject.toml", "src/tallystick/_native.c"})
     names = {
-        f"tallystick/{package}/kafka_names.tsv" for package in ("broker/config", "client", "spark/options")
+        f"tallystick/{package}/kafka_names.tsv"
+        for package in ("broker/config", "client/settings", "spark/options")
     }
     modules = {"tallystick/__init__.py", "tallystick/testing/plugin.py"}
     check_members(wheel, {"tallystick/py.typed", *names, *modules})

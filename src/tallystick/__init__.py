@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from tallystick.client.blocking.producer import Producer
     from tallystick.client.consumer.decode import ConsumerRecord
     from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
-    from tallystick.client.producer.delivery import BatchDelivery, BatchMetadata, Delivery, RecordMetadata
+    from tallystick.client.producer.batches.delivery import (
+        BatchDelivery,
+        BatchMetadata,
+        Delivery,
+        RecordMetadata,
+    )
     from tallystick.client.transactions.engine import Completion
     from tallystick.client.transactions.modes import Mode
     from tallystick.client.transactions.prepared import PreparedTxnState
@@ -51,12 +56,12 @@ if not TYPE_CHECKING:
         __name__,
         {
             "Admin": "tallystick.admin.client:Admin",
-            "BatchDelivery": "tallystick.client.producer.delivery:BatchDelivery",
-            "BatchMetadata": "tallystick.client.producer.delivery:BatchMetadata",
+            "BatchDelivery": "tallystick.client.producer.batches.delivery:BatchDelivery",
+            "BatchMetadata": "tallystick.client.producer.batches.delivery:BatchMetadata",
             "Completion": "tallystick.client.transactions.engine:Completion",
             "Consumer": "tallystick.client.blocking.consumer:Consumer",
             "ConsumerRecord": "tallystick.client.consumer.decode:ConsumerRecord",
-            "Delivery": "tallystick.client.producer.delivery:Delivery",
+            "Delivery": "tallystick.client.producer.batches.delivery:Delivery",
             "GroupMetadata": "tallystick.client.offsets:GroupMetadata",
             "Mode": "tallystick.client.transactions.modes:Mode",
             "OffsetAndMetadata": "tallystick.client.offsets:OffsetAndMetadata",
@@ -64,7 +69,7 @@ if not TYPE_CHECKING:
             "PreparedTxnState": "tallystick.client.transactions.prepared:PreparedTxnState",
             "Producer": "tallystick.client.blocking.producer:Producer",
             "RebalanceListener": "tallystick.client.blocking.consumer:RebalanceListener",
-            "RecordMetadata": "tallystick.client.producer.delivery:RecordMetadata",
+            "RecordMetadata": "tallystick.client.producer.batches.delivery:RecordMetadata",
             "TopicPartition": "tallystick.kernel.ids:TopicPartition",
             "aio": "tallystick.aio",
             "errors": "tallystick.errors",

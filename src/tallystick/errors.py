@@ -8,14 +8,6 @@
 All are TallystickErrors and can be pickled. `effect` says what may have happened in the cluster.
 """
 
-from tallystick.client.consumer.errors import (
-    CommitRefused,
-    DeserializationFailed,
-    PositionUnknown,
-    RecordUnreadable,
-    TopicRecreated,
-    WokenUp,
-)
 from tallystick.client.errors import (
     AbortRequired,
     AuthenticationFailed,
@@ -23,20 +15,26 @@ from tallystick.client.errors import (
     BrokerRefused,
     ClientError,
     Closed,
+    CommitRefused,
     ConnectionLost,
     DecisionExpired,
+    DeserializationFailed,
     Fenced,
     IdExpired,
     IllegalState,
     InvalidTxnState,
     NotAuthorized,
     NotSupported,
+    PositionUnknown,
+    RecordUnreadable,
     SerializationFailed,
     TimedOut,
     TlsFailed,
     TooLarge,
+    TopicRecreated,
     UnknownTopic,
     Unreachable,
+    WokenUp,
 )
 from tallystick.client.transactions.prepared import BadPreparedTxnState
 from tallystick.kernel.errors import Effect, InDoubt, Remedy, TallystickError

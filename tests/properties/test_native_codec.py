@@ -10,8 +10,8 @@ from tests.support.codecs_of_records import EXTENSION, codec
 
 from tallystick.client.consumer.arrow import RowChunk, build_record_batch, records_to_arrow, take_chunk
 from tallystick.client.consumer.decode import CompletedFetch, ConsumerRecord
-from tallystick.client.producer.batches import ListRows, group_by_partition
-from tallystick.client.producer.partitioner import murmur2
+from tallystick.client.producer.batches.partitioner import murmur2
+from tallystick.client.producer.batches.rows import ListRows, group_by_partition
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import HEADERS_PER_RECORD_MAX
 from tallystick.protocol.records import (

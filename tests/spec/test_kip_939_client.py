@@ -8,8 +8,8 @@ from tests.support.txn_pair import PureClient, coordinator, shown
 from tests.support.txn_words import MAX, Txn, ident
 
 from tallystick.broker.txn.machine.model import DecidedPhase, IdlePhase, OngoingPhase, TransactionResult
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import build_broker_error
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.modes import Mode, TxnFinding, TxnRecoveryAction, classify_outcome
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.client.transactions.state import IllegalCall, State, TxnCall, TxnProducerState

@@ -5,8 +5,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from tallystick.client.assignors.assign import ASSIGNORS, Assignment, GroupSubscription
-from tallystick.client.assignors.subscription import MemberData, PartitionRacks, Subscription
+from tallystick.client.consumer.assignors.assign import ASSIGNORS, Assignment, GroupSubscription
+from tallystick.client.consumer.assignors.subscription import MemberData, PartitionRacks, Subscription
 from tallystick.kernel.ids import MemberId, TopicPartition
 
 Line = dict[str, Any]

@@ -17,8 +17,8 @@ from tests.support.console_facts import (
 
 from tallystick.admin.model import GroupDescription, MemberDescription, TransactionDescription
 from tallystick.admin.txn.hanging import HangingCase, HangingFinding, Verdict
-from tallystick.client.config import Address
 from tallystick.client.net.metadata import Node
+from tallystick.client.settings.config import Address
 from tallystick.console.model.snapshot import (
     ClusterFacts,
     GroupFacts,

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tallystick.client.config import ClientConfig
 from tallystick.client.errors import ConnectionLost
+from tallystick.client.errors.rules import infer_loss_effect
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.retry import infer_loss_effect
+from tallystick.client.settings.config import ClientConfig
 from tallystick.protocol.messages.cluster.find_coordinator import FindCoordinatorRequest
 from tallystick.protocol.messages.topics.metadata import MetadataRequest
 

@@ -10,12 +10,9 @@ from typing import Any
 
 from tallystick.client.blocking import consumer as blocking_consumer
 from tallystick.client.blocking import producer as blocking_producer
-from tallystick.client.blocking import single_user, thread, transactional_calls
+from tallystick.client.blocking import thread
 
-_FILES = frozenset(
-    str(module.__file__)
-    for module in (thread, single_user, transactional_calls, blocking_producer, blocking_consumer)
-)
+_FILES = frozenset(str(module.__file__) for module in (thread, blocking_producer, blocking_consumer))
 POINTS_MAX = 200
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from tests.support.failing_cluster import FailingCluster, FaultPlan
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.engine import TransactionManager
+from tallystick.client.transactions.state import State
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.messages.data.produce import (
@@ -59,7 +60,8 @@ class PlainProducer:
     async def send(self, topic: str, value: str, partition: int = 0) -> None:
         """Write one record and wait for its acknowledgement."""
         at = TopicPartition(topic, partition)
-        self.txn.send_context.check_sendable()
+        if self.txn.machine.state is not State.IN_TRANSACTION:
+            raise self.txn.send_context.build_send_error()
         try:
             if not self.txn.send_context.is_partition_added(at):
                 await self.txn.send_context.add_partitions([at])

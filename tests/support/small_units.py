@@ -79,7 +79,7 @@ UNITS: Final[Mapping[str, Mapping[str, Size]]] = {
     },
     "tallystick.client.net.coordinators": {"KEYS_PER_REQUEST": 1, "CACHED_MAX": 1},
     "tallystick.client.consumer.decode": {"_COLUMN_BYTES": 64},
-    "tallystick.client.producer.partitioner": {"_CACHED_KEYS_MAX": 1, "_CACHED_KEY_BYTES_MAX": 2},
+    "tallystick.client.producer.batches.partitioner": {"_CACHED_KEYS_MAX": 1, "_CACHED_KEY_BYTES_MAX": 2},
     "tallystick.client.serializers": {"USES_MAX": 1},
     "tallystick.client.blocking.line_io": {"_BATCH_MAX": 1},
     "tallystick.admin.admin_call": {"PARTITIONS_PER_REQUEST": 1, "IDS_PER_REQUEST": 1, "CONCURRENT_MAX": 1},

@@ -12,7 +12,7 @@ from tallystick.admin.errors import BrokerDown
 from tallystick.client.errors import ClientError, NotSupported, UnknownTopic, Unreachable, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.coordinators import CoordinatorType
-from tallystick.client.retry import Deadline
+from tallystick.client.net.retry_scope import Deadline
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Remedy
 from tallystick.kernel.ids import TopicPartition

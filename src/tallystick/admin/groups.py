@@ -9,7 +9,7 @@ from typing import Final
 
 from tallystick.admin.admin_call import AdminCall, Answers, gather_answers, group_by_topic
 from tallystick.admin.model import GroupDescription, GroupListing, GroupOffsets, MemberDescription
-from tallystick.client.assignors.subscription import decode_assignment
+from tallystick.client.consumer.assignors.subscription import decode_assignment
 from tallystick.client.errors import BrokerRefused, ClientError, NotSupported, build_broker_error
 from tallystick.client.offsets import (
     OFFSET_COMMIT_VERSION_MAX,

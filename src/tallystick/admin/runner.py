@@ -10,7 +10,7 @@ from tallystick.admin.admin_call import AdminCall
 from tallystick.admin.runner_async import AsyncAdminRunner
 from tallystick.admin.txn.transactions import TransactionAdmin
 from tallystick.client.blocking.thread import engine_thread
-from tallystick.client.config import AdminConfig
+from tallystick.client.settings.config import AdminConfig
 
 A = ParamSpec("A")
 T = TypeVar("T")

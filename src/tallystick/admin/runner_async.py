@@ -5,8 +5,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from tallystick.admin.admin_call import AdminCall
 from tallystick.admin.txn.transactions import TransactionAdmin
-from tallystick.client.config import AdminConfig
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.settings.config import AdminConfig
 
 A = ParamSpec("A")
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from typer.core import TyperCommand
 from tallystick.admin.client import Admin
 from tallystick.cli.exits import ExitCode, print_error, print_failure
 from tallystick.cli.tables import OutputFormat, Row, print_rows
-from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.client.errors import ClientError
+from tallystick.client.settings.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.kernel.settings import BadConfig, read_properties
 from tallystick.kernel.value import Value
 

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tallystick.client.config import MODES
+from tallystick.client.settings.config import MODES
 from tallystick.client.transactions.modes import Mode
 
 _DIGITS_MAX: Final = 18

@@ -76,7 +76,7 @@ class RecordSerializer:
         self._uses: set[tuple[str, type, type]] = set()
 
     def is_first_use(self, topic: str, value: object, key: object) -> bool:
-        """Tell whether objects of these types were not yet serialized for `topic`."""
+        """Return whether objects of these types were not yet serialized for `topic`."""
         return (topic, type(value), type(key)) not in self._uses
 
     def serialize(

@@ -1,4 +1,4 @@
-"""What a tracer is told of the clients' work, and the clients whose metrics it may read.
+"""Hooks for a tracer of the clients' work, and the clients whose metrics it may read.
 
 Nothing here knows OpenTelemetry: `tallystick.otel` sets `tracer` when it is switched on. Until then a client
 compares one name with None in each call, and that is all. A tracer's methods never raise: a failure to report
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from tallystick.client.producer.delivery import BatchDelivery, Delivery
+from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery
 
 R = TypeVar("R")
 S = TypeVar("S", Delivery, BatchDelivery, list[BatchDelivery])

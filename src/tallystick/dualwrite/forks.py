@@ -13,7 +13,7 @@ import os
 from typing import Final, Protocol
 from weakref import WeakSet
 
-from tallystick.client.forks import get_process_token
+from tallystick.client.net.waits import get_process_token
 from tallystick.dualwrite.errors import NotYours
 
 _log: Final = logging.getLogger("tallystick.dualwrite")

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from opentelemetry.trace import Span, SpanContext, SpanKind, set_span_in_context
 
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.consumer.errors import WokenUp
-from tallystick.client.producer.delivery import BatchDelivery, Delivery
+from tallystick.client.errors import WokenUp
+from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery
 from tallystick.client.tracing import HeaderPairs, S
 from tallystick.otel.conventions import (
     CALL_NAMES,

@@ -11,7 +11,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from tallystick.client import tracing
 from tallystick.client.net.network import NetworkMetrics
-from tallystick.client.producer.metrics import ProducerMetrics
+from tallystick.client.producer.requests.metrics import ProducerMetrics
 from tallystick.client.tracing import MeteredClient
 from tallystick.metrics.families.applications import RECORDS_LAG
 from tallystick.otel.conventions import CLIENT_ID, DESTINATION, FINDING, OUTCOME, PARTITION, TraceOutcome

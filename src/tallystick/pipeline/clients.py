@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
+from tallystick.client.settings.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.definition import (
     Definition,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from tallystick.client.blocking.thread import engine_thread
-from tallystick.client.config import ProducerConfig
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.modes import Mode, NoPossibleMode, choose_mode
 from tallystick.client.transactions.request_sender import TxnRequestSender
 from tallystick.pipeline.clients import settings_of_role

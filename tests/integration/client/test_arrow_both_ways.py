@@ -7,7 +7,7 @@ import pytest
 from tests.support.codecs_of_records import EXTENSION, codec
 
 from tallystick import Consumer, Producer, TopicPartition, aio
-from tallystick.client.producer.partitioner import hash_key_to_partition
+from tallystick.client.producer.batches.partitioner import hash_key_to_partition
 from tallystick.testing import EmbeddedBroker
 
 pa = pytest.importorskip("pyarrow", reason="the extra `arrow` is not installed")

@@ -12,13 +12,20 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as TheirPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.engine import ConsumerEngine
-from tallystick.client.consumer.errors import CommitRefused, PositionUnknown, WokenUp
 from tallystick.client.consumer.rebalance import RebalanceListener
-from tallystick.client.errors import BrokerRefused, Closed, IllegalState, TimedOut
+from tallystick.client.errors import (
+    BrokerRefused,
+    Closed,
+    CommitRefused,
+    IllegalState,
+    PositionUnknown,
+    TimedOut,
+    WokenUp,
+)
 from tallystick.client.offsets import OffsetAndMetadata
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
 

@@ -6,8 +6,7 @@ import pytest
 
 from tallystick import Admin, Consumer, Producer, TopicPartition
 from tallystick.admin import NewTopic
-from tallystick.client.consumer.errors import TopicRecreated
-from tallystick.client.errors import UnknownTopic
+from tallystick.client.errors import TopicRecreated, UnknownTopic
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server

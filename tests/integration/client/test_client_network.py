@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.support.scripted_broker import ScriptedBroker, Seen
 
-from tallystick.client.config import ClientConfig
 from tallystick.client.errors import BadAnswer, ConnectionLost, TimedOut, Unreachable, build_broker_error
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.settings.config import ClientConfig
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey

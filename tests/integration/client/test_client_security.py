@@ -20,9 +20,9 @@ from tests.support.scram_users import create_credential, find_in
 from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 
 from tallystick.client.blocking.thread import _new_loop as new_engine_loop
-from tallystick.client.config import AdminConfig
 from tallystick.client.errors import AuthenticationFailed, ConnectionLost, TlsFailed, Unreachable
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.settings.config import AdminConfig
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig

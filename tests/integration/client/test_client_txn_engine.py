@@ -12,11 +12,11 @@ from tests.support.failing_cluster import FailingCluster, FaultPlan
 from tests.support.raw_producer import committed_values, make_topic
 from tests.support.raw_wire import RawConnection
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import AbortRequired, ClientError, IllegalState, TimedOut
-from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
-from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.batches.accumulator import BufferFullOrUnknownTopic
+from tallystick.client.producer.batches.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions import engine
 from tallystick.client.transactions.engine import Completion, TransactionManager
 from tallystick.client.transactions.state import State
@@ -76,7 +76,7 @@ class Whole:
     async def send(self, topic: str, value: str, partition: int = 0) -> Delivery:
         while True:
             try:
-                return self.engine.append(topic, value.encode(), None, partition=partition)
+                return self.engine.accumulator.append(topic, value.encode(), None, partition=partition)
             except BufferFullOrUnknownTopic:
                 await self.engine.wait_for_space(topic, self.cluster.start_deadline("max.block.ms", 10_000))
 
@@ -119,7 +119,7 @@ def test_what_was_accepted_is_in_the_transaction_and_nothing_after(broker: Embed
             def keep_sending() -> None:
                 for number in range(1_000_000):
                     try:
-                        one.engine.append(name, b"%d" % number, None, partition=0)
+                        one.engine.accumulator.append(name, b"%d" % number, None, partition=0)
                     except (BufferFullOrUnknownTopic, IllegalState):
                         if stop.is_set():
                             return

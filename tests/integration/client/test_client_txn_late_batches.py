@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import pytest
 from tests.support.scripted_broker import ScriptedBroker, Seen
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import AbortRequired, TimedOut
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
-from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.batches.accumulator import BufferFullOrUnknownTopic
+from tallystick.client.producer.batches.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.engine import TransactionManager
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.apis import ApiKey
@@ -131,7 +131,7 @@ class LateProducer:
     async def send(self, value: bytes) -> Delivery:
         while True:
             try:
-                return self.engine.append("t", value, None, partition=0)
+                return self.engine.accumulator.append("t", value, None, partition=0)
             except BufferFullOrUnknownTopic:
                 await self.engine.wait_for_space("t", self.cluster.start_deadline("max.block.ms", 30_000))
 

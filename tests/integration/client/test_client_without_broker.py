@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from tallystick.client.config import AdminConfig
 from tallystick.client.errors import BadAnswer, TimedOut
 from tallystick.client.net import broker_connection
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import MetadataImage
+from tallystick.client.settings.config import AdminConfig
 
 HTTP = b"HTTP/1.1 400 Bad Request\r\n\r\n"
 TLS_ALERT = bytes.fromhex("15030300020246")

@@ -9,10 +9,10 @@ import pytest
 
 from tallystick import Admin, TopicPartition
 from tallystick.admin import NewTopic
-from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.consumer.membership import Phase
 from tallystick.client.consumer.rebalance import RebalanceListener
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.protocol.messages.groups.membership import JoinGroupRequest, SyncGroupRequest
 from tallystick.testing import EmbeddedBroker
 

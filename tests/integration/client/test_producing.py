@@ -13,12 +13,12 @@ from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tools.servers.broker_process import find_free_port
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import BrokerRefused, ClientError, Closed, TimedOut, TooLarge
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
-from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.batches.accumulator import BufferFullOrUnknownTopic
+from tallystick.client.producer.batches.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.errors import Effect
 from tallystick.testing import EmbeddedBroker
 
@@ -79,7 +79,7 @@ class Client:
     ) -> Delivery:
         while True:
             try:
-                return self.engine.append(topic, value, key, on_delivery=on_delivery)
+                return self.engine.accumulator.append(topic, value, key, on_delivery=on_delivery)
             except BufferFullOrUnknownTopic:
                 deadline = self.cluster.start_deadline("max.block.ms", self.config.max_block_ms)
                 await self.engine.wait_for_space(topic, deadline)

@@ -15,7 +15,7 @@ from tests.support.dual_world import World, worlds
 from tallystick.admin import Admin
 from tallystick.admin.configs import ConfigResource, ResourceType
 from tallystick.client.errors import AbortRequired
-from tallystick.client.producer.batches import ListRows
+from tallystick.client.producer.batches.rows import ListRows
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server

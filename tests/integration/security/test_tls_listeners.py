@@ -20,9 +20,9 @@ from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.broker.server.listening import TlsPort
 from tallystick.broker.server.server import Peer, ResponseBuffers, Server
-from tallystick.client.config import AdminConfig
 from tallystick.client.errors import Unreachable
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.settings.config import AdminConfig
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.settings import BadConfig
 from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataResponse

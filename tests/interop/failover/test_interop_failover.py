@@ -16,10 +16,10 @@ from typing import Any, Final, Literal
 import pytest
 from tests.support.three_brokers import ThreeBrokers
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.client.producer.engine import ProducerEngine
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.engine import Completion, TransactionManager
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import TopicPartition
@@ -139,7 +139,7 @@ class Story:
         await one.txn.begin()
         for partition in range(PARTITIONS):
             await one.engine.wait_for_space(self.topic, one.cluster.start_deadline("max.block.ms", 60_000))
-            one.engine.append(self.topic, value.encode(), None, partition=partition)
+            one.engine.accumulator.append(self.topic, value.encode(), None, partition=partition)
         if flush_first:
             await one.engine.flush()
         place = {TopicPartition(self.topic, 0): OffsetAndMetadata(len(self.values) + 1)}

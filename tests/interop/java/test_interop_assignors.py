@@ -13,8 +13,8 @@ import pytest
 from tests.support.assignors import Groups, as_line, rejoined, told
 from tools.servers import apache_kafka
 
-from tallystick.client.assignors.assign import ASSIGNORS, Assignment, GroupSubscription
-from tallystick.client.assignors.subscription import PartitionRacks
+from tallystick.client.consumer.assignors.assign import ASSIGNORS, Assignment, GroupSubscription
+from tallystick.client.consumer.assignors.subscription import PartitionRacks
 from tallystick.kernel.ids import MemberId, TopicPartition
 
 GROUPS = int(os.environ.get("TALLYSTICK_ASSIGNOR_GROUPS", "60"))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.engine import ConsumerEngine
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.ids import TopicPartition
 
 PARTITIONS = 6

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from tallystick.client.config import ClientConfig
 from tallystick.client.errors import BrokerRefused, NotSupported, TimedOut, build_broker_error
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.settings.config import ClientConfig
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.ids import TopicPartition

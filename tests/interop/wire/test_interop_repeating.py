@@ -5,12 +5,12 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ConnectionLost
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
-from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.batches.accumulator import BufferFullOrUnknownTopic
+from tallystick.client.producer.batches.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.protocol.messages.data.produce import ProduceRequest, ProduceResponse
 
 
@@ -54,12 +54,12 @@ def test_batches_whose_answers_were_lost_are_in_the_log_once_after_a_clean_resta
         client = LosingCluster(config.client, in_flight_max=count)
         engine = ProducerEngine(client, config)
         await engine.wait_for_space(topic, client.start_deadline("max.block.ms", 60_000))
-        await engine.append(topic, b"first")
+        await engine.accumulator.append(topic, b"first")
         client.take(count)
         deliveries: list[Any] = []
         while len(deliveries) < count:
             try:
-                deliveries.append(engine.append(topic, b"r%d" % len(deliveries)))
+                deliveries.append(engine.accumulator.append(topic, b"r%d" % len(deliveries)))
             except BufferFullOrUnknownTopic:
                 await engine.wait_for_space(topic, client.start_deadline("max.block.ms", 60_000))
         await client.sent.wait()

@@ -9,16 +9,16 @@ import pytest
 
 from tallystick.client.aio.producer import build_columns
 from tallystick.client.errors import Closed, IllegalState, TooLarge, UnknownTopic
-from tallystick.client.producer.accumulator import (
+from tallystick.client.producer.batches.accumulator import (
     AccumulatorEnv,
     AccumulatorLimits,
     BufferFullOrUnknownTopic,
     RecordAccumulator,
 )
-from tallystick.client.producer.batches import ListRows
-from tallystick.client.producer.delivery import BatchDelivery, Delivery
-from tallystick.client.producer.partitioner import hash_key_to_partition
-from tallystick.client.producer.producer_batch import SealedBatch
+from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery
+from tallystick.client.producer.batches.partitioner import hash_key_to_partition
+from tallystick.client.producer.batches.producer_batch import SealedBatch
+from tallystick.client.producer.batches.rows import ListRows
 from tallystick.kernel.errors import Effect
 
 
@@ -28,6 +28,7 @@ class World:
     def __init__(self, **limits: int) -> None:
         self.now_s = 1_700_000_000.0
         self.woken = 0
+        self.lock = threading.Lock()
         wanted = {"batch_bytes": 16_384, "linger_ms": 5, "buffer_bytes": 1 << 25, "record_bytes_max": 1 << 20}
         self.accumulator = RecordAccumulator(
             AccumulatorLimits(**{**wanted, **limits}),
@@ -35,7 +36,7 @@ class World:
                 now=lambda: self.now_s,
                 monotonic_ms=lambda: int(self.now_s * 1000),
                 uniform=lambda: 0.5,
-                lock=threading.Lock(),
+                lock=self.lock,
                 wake=self._wake,
             ),
         )
@@ -117,7 +118,7 @@ def test_keys_headers_and_partitions_arrive_with_their_records() -> None:
     world.accumulator.update_topic("t", 3, [0, 1, 2])
     world.accumulator.append("t", b"1", key=b"k", headers=[("h", b"x")])
     world.accumulator.append("t", None, partition=2)
-    world.accumulator.append("t", bytearray(b"3"), key=memoryview(b"k"))  # type: ignore[arg-type]
+    world.accumulator.append("t", bytearray(b"3"), key=memoryview(b"k"))
     by_partition = {batch.tp.partition: batch.rows for batch in world.take_all()}
     keyed = by_partition[hash_key_to_partition(b"k", 3)]
     assert isinstance(keyed, ListRows)
@@ -132,9 +133,9 @@ def test_what_is_not_bytes_is_refused_where_it_is_sent(given: object) -> None:
     world = World()
     world.accumulator.update_topic("t", 1, [0])
     with pytest.raises(TypeError, match="encode"):
-        world.accumulator.append("t", given)  # type: ignore[arg-type]
+        world.accumulator.append("t", given)
     with pytest.raises(TypeError, match="encode"):
-        world.accumulator.append("t", b"", key=given)  # type: ignore[arg-type]
+        world.accumulator.append("t", b"", key=given)
 
 
 @pytest.mark.parametrize("given", [1.5, "now", datetime(2026, 1, 1, tzinfo=UTC), 1 << 63])
@@ -260,6 +261,21 @@ def test_a_closed_gate_refuses_and_lets_go_what_was_taken() -> None:
     world.accumulator.open_gate()
     world.accumulator.append("t", b"again")
     assert [values(batch) for batch in world.take_all()] == [[b"again"]]
+
+
+def test_a_forked_child_appends_nothing_and_waits_for_no_lock() -> None:
+    """[CLI-61] The thread that held the lock at the fork does not exist in the child."""
+    world = World()
+    world.accumulator.update_topic("t", 1, [0])
+    world.accumulator.append("t", b"before")
+    with world.lock:
+        world.accumulator.mark_forked()
+        assert world.accumulator.append_value("t", b"after") is None
+        for key in (None, b"k"):
+            with pytest.raises(IllegalState, match="opened before the fork"):
+                world.accumulator.append("t", b"after", key)
+        with pytest.raises(IllegalState, match="opened before the fork"):
+            world.accumulator.extend("t", build_columns([b"after"], None, (), None), None)
 
 
 @pytest.fixture

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from tallystick.client.errors import Closed
-from tallystick.client.producer import accumulator, producer_batch, topic_queues
-from tallystick.client.producer.accumulator import (
+from tallystick.client.producer.batches import accumulator, producer_batch
+from tallystick.client.producer.batches.accumulator import (
     AccumulatorEnv,
     AccumulatorLimits,
     RecordAccumulator,
 )
-from tallystick.client.producer.delivery import Delivery
-from tallystick.client.producer.producer_batch import SealedBatch
+from tallystick.client.producer.batches.delivery import Delivery
+from tallystick.client.producer.batches.producer_batch import SealedBatch
 
 PATIENCE_S = 30
-MODULES = {accumulator.__file__, producer_batch.__file__, topic_queues.__file__}
+MODULES = {accumulator.__file__, producer_batch.__file__}
 
 
 class Lock:
@@ -170,7 +170,7 @@ def test_a_record_on_its_way_to_a_gate_that_closes_is_sealed_or_refused(begun: b
 
     def close(accumulator: RecordAccumulator) -> int:
         accumulator.close_gate(lambda: Closed("the producer"))
-        return len(accumulator.list_sealed_outcomes())
+        return sum(len(queue.sealed_batches) for queue in list(accumulator.active_queues))
 
     for where, race, sealed in races(close, begun=begun):
         batches = [batch for queue in list(race.accumulator.active_queues) for batch in queue.sealed_batches]

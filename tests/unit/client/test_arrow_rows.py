@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.producer.arrow_rows import ArrowRows, is_arrow_array
-from tallystick.client.producer.batches import ListRows, split_rows
+from tallystick.client.producer.batches.arrow_rows import ArrowRows, is_arrow_array
+from tallystick.client.producer.batches.rows import ListRows, split_rows
 
 pa = pytest.importorskip("pyarrow", reason="the extra `arrow` is not installed")
 

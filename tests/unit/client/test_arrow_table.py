@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.producer.arrow_table import split_by_partition
-from tallystick.client.producer.batches import BatchProducerState, assemble_batch
+from tallystick.client.producer.batches.arrow_table import split_by_partition
+from tallystick.client.producer.batches.rows import BatchProducerState, assemble_batch
 from tallystick.protocol.records import Codec, decode_records
 
 pa = pytest.importorskip("pyarrow", reason="the extra `arrow` is not installed")

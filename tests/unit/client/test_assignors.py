@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.assignors import Groups, from_line, rejoined, told, topics_without_racks
 
-from tallystick.client.assignors.assign import ASSIGNORS, Assignment, GroupSubscription
-from tallystick.client.assignors.subscription import (
+from tallystick.client.consumer.assignors.assign import ASSIGNORS, Assignment, GroupSubscription
+from tallystick.client.consumer.assignors.subscription import (
     MemberData,
     Subscription,
     decode_assignment,

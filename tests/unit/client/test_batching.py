@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tallystick.client.producer.batches import (
+from tallystick.client.producer.batches.rows import (
     BatchProducerState,
     ListRows,
     TimestampRun,

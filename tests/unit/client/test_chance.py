@@ -1,6 +1,6 @@
 import random
 
-from tallystick.client.jitter import shuffle, uniform
+from tallystick.client.net.backoff import shuffle, uniform
 
 
 def test_what_a_program_draws_after_its_seed_is_its_own() -> None:

@@ -8,7 +8,6 @@ from typing import TypeVar
 import pytest
 from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 
-from tallystick.client.config import ClientConfig
 from tallystick.client.errors import (
     BadAnswer,
     BrokerRefused,
@@ -21,6 +20,7 @@ from tallystick.client.errors import (
     build_broker_error,
 )
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.settings.config import ClientConfig
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.client.config import (
+from tallystick.client.settings.config import (
     CLIENT_SETTINGS,
     ROLE_SETTINGS,
     Address,
@@ -13,7 +13,7 @@ from tallystick.client.config import (
     ConsumerConfig,
     ProducerConfig,
 )
-from tallystick.client.kafka_names import INEFFECTIVE_SETTINGS, RENAMED_SETTINGS, is_refused
+from tallystick.client.settings.kafka_names import INEFFECTIVE_SETTINGS, RENAMED_SETTINGS, is_refused
 from tallystick.kernel.settings import BadConfig, SettingType
 
 TABLE = Path(__file__).parents[2] / "vectors/config/kafka-4.3.1-client-configs.txt"

@@ -4,7 +4,6 @@ from uuid import UUID
 
 import pytest
 
-from tallystick.client.config import Address
 from tallystick.client.net.metadata import (
     EMPTY_IMAGE,
     MetadataImage,
@@ -13,6 +12,7 @@ from tallystick.client.net.metadata import (
     with_leaders,
     without_topics,
 )
+from tallystick.client.settings.config import Address
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.messages.topics.metadata import (
     MetadataResponse,

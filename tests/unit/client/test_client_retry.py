@@ -11,16 +11,16 @@ from tallystick.client.errors import (
     Unreachable,
     build_broker_error,
 )
-from tallystick.client.retry import (
+from tallystick.client.errors.rules import (
     READ_ONLY_APIS,
     RULES,
     UNKNOWN_CODE_RULE,
-    Deadline,
     Rule,
-    compute_backoff_ms,
     find_rule,
     infer_loss_effect,
 )
+from tallystick.client.net.backoff import compute_backoff_ms
+from tallystick.client.net.retry_scope import Deadline
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.protocol.apis import API_SPECS

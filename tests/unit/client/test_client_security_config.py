@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tallystick.client.config import AdminConfig, ClientConfig, ProducerConfig, is_client_setting
+from tallystick.client.settings.config import AdminConfig, ClientConfig, ProducerConfig, is_client_setting
 from tallystick.dualwrite.block.branch import ClusterBranch
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig

@@ -6,9 +6,9 @@ import pytest
 from tests.support.scripted_broker import ScriptedBroker, Seen
 from tests.support.scripted_group import ScriptedGroup
 
-from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.engine import ConsumerEngine
-from tallystick.client.consumer.errors import CommitRefused
+from tallystick.client.errors import CommitRefused
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tallystick.client.errors import ClientError, Closed, TimedOut, TooLarge, build_broker_error
-from tallystick.client.producer.delivery import BatchDelivery, BatchOutcome, Delivery
+from tallystick.client.producer.batches.delivery import BatchDelivery, BatchOutcome, Delivery
 from tallystick.kernel.errors import Effect
 
 

@@ -14,7 +14,7 @@ import pytest
 from tallystick.client.blocking import thread as thread_module
 from tallystick.client.blocking.thread import EngineThread, engine_thread, run_in_caller
 from tallystick.client.errors import ClientError, Closed, IllegalState, TimedOut
-from tallystick.client.producer.delivery import BatchOutcome, Delivery
+from tallystick.client.producer.batches.delivery import BatchOutcome, Delivery
 from tallystick.kernel.errors import Effect
 from tallystick.testing import FakeClock, eventually
 

@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 
-from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.engine import ConsumerEngine
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey

@@ -7,10 +7,10 @@ import pytest
 from tests.support.scripted_broker import ScriptedBroker
 from tests.support.scripted_group import ScriptedGroup
 
-from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.fetch_state import Position, SubscriptionState
 from tallystick.client.consumer.fetcher import Fetcher
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.data.fetch import FetchRequest

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.support.scripted_broker import Answer, ScriptedBroker, Seen
 
-from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.errors import TimedOut
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.cluster.find_coordinator import Coordinator, FindCoordinatorResponse

@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support.assignors import topics_without_racks
 from tests.support.effort import examples
 
-from tallystick.client.assignors.assign import ASSIGNORS
-from tallystick.client.assignors.subscription import decode_subscription, encode_assignment
+from tallystick.client.consumer.assignors.assign import ASSIGNORS
+from tallystick.client.consumer.assignors.subscription import decode_subscription, encode_assignment
 from tallystick.client.consumer.membership import (
     NO_MEMBER_ID,
     REACTIONS,

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from tallystick.client.errors import NotAuthorized, build_broker_error
-from tallystick.client.missing_rights import _OPERATIONS, describe_missing_right
+from tallystick.client.errors.missing_rights import _OPERATIONS, describe_missing_right
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.acls import AclOperation

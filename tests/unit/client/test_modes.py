@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from tallystick.client.config import MODES
+from tallystick.client.settings.config import MODES
 from tallystick.client.transactions.modes import (
     ACTION_BY_FINDING,
     MODE_REFUSALS,

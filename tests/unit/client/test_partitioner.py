@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.producer.partitioner import choose_sticky_partition, hash_key_to_partition, murmur2
+from tallystick.client.producer.batches.partitioner import (
+    choose_sticky_partition,
+    hash_key_to_partition,
+    murmur2,
+)
 
 # Kafka 4.3 UtilsTest.testMurmur2, and BuiltInPartitioner's hash of a few more (as Java prints them: signed).
 KAFKAS = {

@@ -2,11 +2,16 @@
 
 import asyncio
 
-from tallystick.client.producer.batches import ListRows
-from tallystick.client.producer.buffer_pool import BufferPool
-from tallystick.client.producer.delivery import BatchOutcome
-from tallystick.client.producer.in_flight import BatchSequence
-from tallystick.client.producer.producer_batch import CompressedBatch, InFlightBatch, OpenBatch, SealedBatch
+from tallystick.client.producer.batches.buffer_pool import BufferPool
+from tallystick.client.producer.batches.delivery import BatchOutcome
+from tallystick.client.producer.batches.producer_batch import (
+    CompressedBatch,
+    InFlightBatch,
+    OpenBatch,
+    SealedBatch,
+)
+from tallystick.client.producer.batches.rows import ListRows
+from tallystick.client.producer.sequences.in_flight import BatchSequence
 from tallystick.kernel.ids import INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 
 TP = TopicPartition("t", 0)

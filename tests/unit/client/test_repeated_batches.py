@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import BrokerRefused
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
-from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.batches.accumulator import BufferFullOrUnknownTopic
+from tallystick.client.producer.batches.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.errors import Effect
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.data.produce import (
@@ -69,7 +69,7 @@ class Engine:
         deliveries: list[Any] = []
         while len(deliveries) < count:
             try:
-                deliveries.append(self.engine.append("t", b"%d" % len(deliveries)))
+                deliveries.append(self.engine.accumulator.append("t", b"%d" % len(deliveries)))
             except BufferFullOrUnknownTopic:
                 await self.engine.wait_for_space("t", self.cluster.start_deadline("max.block.ms", 10_000))
         await self.engine.flush(self.cluster.start_deadline("flush", 30_000))

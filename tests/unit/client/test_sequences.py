@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.effort import examples
 
-from tallystick.client.producer.in_flight import (
+from tallystick.client.producer.sequences.in_flight import (
     OUTSTANDING_MAX,
     BatchSequence,
     PartitionInFlight,

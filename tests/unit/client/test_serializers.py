@@ -2,7 +2,6 @@
 
 import pytest
 
-from tallystick.client.config import AdminConfig, ConsumerConfig, ProducerConfig
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.deserializers import RecordDeserializer
 from tallystick.client.serializers import (
@@ -11,6 +10,7 @@ from tallystick.client.serializers import (
     SerializationContext,
     mark_serialized,
 )
+from tallystick.client.settings.config import AdminConfig, ConsumerConfig, ProducerConfig
 from tallystick.errors import BadConfig, DeserializationFailed, SerializationFailed
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.records import TimestampType

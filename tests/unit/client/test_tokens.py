@@ -16,8 +16,12 @@ import pytest
 import trustme
 
 from tallystick.client.errors import AuthenticationFailed, ClientError, Unreachable
-from tallystick.client.net.bearer_token import BearerToken, read_expiry_ms
-from tallystick.client.net.token_endpoint import build_token_request, parse_token_answer
+from tallystick.client.net.token_endpoint import (
+    BearerToken,
+    build_token_request,
+    parse_token_answer,
+    read_expiry_ms,
+)
 from tallystick.client.net.tokens import TokenSource, compute_refresh_ms, parse_callback_answer
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import build_config

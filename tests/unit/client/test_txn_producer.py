@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.support.effort import examples
 
 from tallystick.client.errors import ClientError, ConnectionLost, Fenced, TimedOut, build_broker_error
-from tallystick.client.retry import find_rule
+from tallystick.client.errors.rules import find_rule
 from tallystick.client.transactions.modes import Mode, TxnDecision, TxnRecoveryAction
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.client.transactions.state import (

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tallystick.admin.model import GroupDescription, OpenTransaction, TransactionDescription
 from tallystick.admin.txn.hanging import HangingCase, HangingFinding, Verdict
-from tallystick.client.config import Address
 from tallystick.client.net.metadata import Node
+from tallystick.client.settings.config import Address
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.console.model.events import SAME_KIND_MAX, EventKind, EventLog
 from tallystick.console.model.snapshot import (

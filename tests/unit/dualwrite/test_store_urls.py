@@ -35,7 +35,7 @@ def test_a_store_is_called_by_its_url_without_the_password(url: str, name: str) 
 
 @pytest.mark.parametrize("url", ["", " "])
 def test_an_empty_url_is_refused_as_that(url: str) -> None:
-    with pytest.raises(BadConfig, match="^the URL of the store is empty$"), open_store(url):
+    with pytest.raises(BadConfig, match=r"^the URL of the store is empty$"), open_store(url):
         raise AssertionError("it was opened")
 
 

@@ -21,7 +21,7 @@ from opentelemetry.trace import (
 from sqlalchemy import create_engine
 
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.producer.metrics import ProducerMetrics
+from tallystick.client.producer.requests.metrics import ProducerMetrics
 from tallystick.dualwrite import AsyncDeltaStore, DeltaStore, RocksStore, SqlStore
 from tallystick.dualwrite.blocking.leases import LeasedStore
 from tallystick.dualwrite.errors import Outcome, Torn

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tallystick.client.config import Address
+from tallystick.client.settings.config import Address
 from tallystick.kernel.secret import hide_logins
 from tallystick.lake.errors import LakeError
 from tallystick.lake.names import parse_table_url

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tallystick.client.config import ConsumerConfig
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import parse_sink_options

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tallystick.client.config import ProducerConfig
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import TRANSACTION_TIMEOUT_MS, parse_sink_options

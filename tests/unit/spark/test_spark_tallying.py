@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.producer.arrow_table import split_by_partition
+from tallystick.client.producer.batches.arrow_table import split_by_partition
 from tallystick.spark.protocol.committable import RowChecksum
 from tallystick.spark.protocol.errors import InvalidRows
 from tallystick.spark.sink.task.row_checksum import checksum_columns

@@ -32,7 +32,6 @@ from tallystick.admin.doctor.facts import (
     ServerFacts,
     TlsSession,
 )
-from tallystick.client.config import Address, ClientConfig
 from tallystick.client.errors import (
     AuthenticationFailed,
     BrokerRefused,
@@ -46,7 +45,8 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.login import ClientSecurity
 from tallystick.client.net.network import Connection, ConnectionSettings, NetworkMetrics, connect
 from tallystick.client.net.protocol_state import NodeApiVersions
-from tallystick.client.security_config import SecurityConfig
+from tallystick.client.settings.config import Address, ClientConfig
+from tallystick.client.settings.security_config import SecurityConfig
 from tallystick.client.transactions.modes import KEEP_API_VERSION, ClusterCapabilities
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Remedy

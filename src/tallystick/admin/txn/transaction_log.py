@@ -16,11 +16,11 @@ from tallystick.admin.admin_call import AdminCall, gather_answers
 from tallystick.admin.topics import EARLIEST, LATEST, list_offsets
 from tallystick.admin.txn.snapshots import TRANSACTION_STATE
 from tallystick.admin.txn.transaction_log_fold import TransactionLogFold
-from tallystick.client.config import AdminConfig
 from tallystick.client.errors import BadAnswer, ClientError, NotAuthorized, UnknownTopic, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
 from tallystick.client.net.network import CLOSE_TIMEOUT_S
+from tallystick.client.settings.config import AdminConfig
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Remedy

@@ -25,8 +25,8 @@ from tallystick.cli.cluster_command import (
 from tallystick.cli.exits import ExitCode
 from tallystick.cli.tables import OutputFormat, print_rows
 from tallystick.cli.terminal_text import make_printable
-from tallystick.client.config import AdminConfig
 from tallystick.client.net.metadata import is_topic_name
+from tallystick.client.settings.config import AdminConfig
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace

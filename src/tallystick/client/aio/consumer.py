@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast
 from uuid import UUID
 
 from tallystick.client import tracing
-from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.deserializers import (
     build_record_deserializer,
@@ -22,6 +21,7 @@ from tallystick.client.consumer.rebalance import RebalanceListener
 from tallystick.client.errors import ClientError
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, Offsets
 from tallystick.client.serializers import K, V
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Consumer(Generic[K, V]):
         self._engine.positions.rewind()
 
     def note_committed(self, offsets: Offsets) -> None:
-        """Note offsets that a transaction committed for the group: `rewind` does not go back before them."""
+        """Record offsets that a transaction committed for the group, for `rewind` to stop at."""
         self._engine.positions.note_committed(offsets)
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:

@@ -14,24 +14,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from tallystick.client import tracing
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, Closed, IllegalState
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.net.retry_scope import Deadline
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
-from tallystick.client.producer.accumulator import (
+from tallystick.client.producer.batches.accumulator import (
     BufferFullOrUnknownTopic,
     PlacedOutcomes,
     to_bytes_list,
     to_headers,
     to_timestamp,
 )
-from tallystick.client.producer.arrow_rows import ArrowArray, ArrowRows, is_arrow_array
-from tallystick.client.producer.arrow_table import PartitionRows, split_by_partition
-from tallystick.client.producer.batches import ListRows
-from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
+from tallystick.client.producer.batches.arrow_rows import ArrowArray, ArrowRows, is_arrow_array
+from tallystick.client.producer.batches.arrow_table import PartitionRows, split_by_partition
+from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery, DeliveryCallback
+from tallystick.client.producer.batches.rows import ListRows
 from tallystick.client.producer.engine import ProducerEngine
-from tallystick.client.retry import Deadline
 from tallystick.client.serializers import Header, K, SerializedHeaders, V, build_record_serializer
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.engine import Completion, TransactionManager
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
@@ -89,9 +89,7 @@ class Producer(Generic[K, V]):
             self._txn = TransactionManager(self._cluster, self.config, self._engine)
             self._engine.use_transactions(self._txn.send_context)
         self.serializer = build_record_serializer(self.config.functions)
-        self.append_value: Callable[..., Delivery | None] = self._engine.append_value
-        self.append: Callable[..., Delivery] = self._engine.append
-        self.extend = self._engine.extend
+        self.accumulator = self._engine.accumulator
         self._started_commit: asyncio.Task[None] | None = None
         self._is_closed = False
         tracing.PRODUCERS[self] = self.config.client.client_id
@@ -109,12 +107,12 @@ class Producer(Generic[K, V]):
         headers: Iterable[tuple[str, bytes | None]] = (),
         on_delivery: DeliveryCallback | None = None,
     ) -> Delivery:
-        """Take one record. Waits only for metadata and memory; the returned Delivery can be awaited."""
+        """Append one record. Waits only for metadata and memory; the returned Delivery can be awaited."""
         record: tuple[object, object, SerializedHeaders] = value, key, tuple(headers)
         if self.serializer is not None:
             record = await serialize_record(self, topic, *record)
         take = partial(
-            self.append,
+            self.accumulator.append,
             topic,
             record[0],
             record[1],
@@ -140,7 +138,7 @@ class Producer(Generic[K, V]):
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes | None]] = (),
     ) -> BatchDelivery:
-        """Take many records at once."""
+        """Append many records."""
         with trace_columns(self.config.client.client_id, topic, values, headers) as trace:
             if self.serializer is not None:
                 columns = await serialize_rows(self, topic, values, keys, trace.headers)
@@ -149,17 +147,17 @@ class Producer(Generic[K, V]):
                 rows = build_columns(
                     cast(Column, values), cast(Column | None, keys), trace.headers, timestamp_ms
                 )
-            take = partial(self.extend, topic, rows, partition)
+            take = partial(self.accumulator.extend, topic, rows, partition)
             return trace.follow(BatchDelivery(topic, await self._append_when_admitted(topic, take)))
 
     async def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
-        """Take the rows of an Arrow batch, each for the topic and partition it names."""
+        """Append the rows of an Arrow batch, each for the topic and partition it names."""
         if self.serializer is not None:
             take_objects(batch)
         deliveries: list[BatchDelivery] = []
         with tracing.trace_send(self.config.client.client_id, topic, None, batch.num_rows) as trace:
             for share in split_by_partition(batch, topic, int(time.time() * 1000)):
-                take = partial(self.extend, share.topic, share.rows, share.partition)
+                take = partial(self.accumulator.extend, share.topic, share.rows, share.partition)
                 deliveries.append(build_delivery(share, await self._append_when_admitted(share.topic, take)))
             return trace.follow(deliveries)
 
@@ -270,7 +268,7 @@ class Producer(Generic[K, V]):
             return
         self._is_closed = True
         deadline = self._cluster.start_deadline("timeout_s", int(timeout_s * 1000))
-        self._engine.close_gate(_closed_error)
+        self._engine.begin_close()
         try:
             if self._started_commit is not None:  # what is decided is not left to a recovery
                 await asyncio.wait((self._started_commit,), timeout=timeout_s)
@@ -411,10 +409,6 @@ def build_columns(
 
 def _to_list(column: Column) -> Sequence[bytes | None]:
     return column.to_pylist() if isinstance(column, ArrowColumn) else column
-
-
-def _closed_error() -> Closed:
-    return Closed("the producer is closed")
 
 
 async def connect(producer: Producer, topic: str) -> None:

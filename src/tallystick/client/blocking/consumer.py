@@ -15,9 +15,7 @@ from uuid import UUID
 
 from tallystick.client.aio import consumer as aio
 from tallystick.client.aio.consumer import CLOSE_TIMEOUT_S, go_back
-from tallystick.client.blocking.single_user import SingleUserCalls
-from tallystick.client.blocking.thread import engine_thread, run_in_caller
-from tallystick.client.config import ConsumerConfig
+from tallystick.client.blocking.thread import SingleUserCalls, engine_thread, run_in_caller
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.deserializers import (
     build_record_deserializer,
@@ -27,6 +25,7 @@ from tallystick.client.consumer.deserializers import (
 from tallystick.client.consumer.rebalance import RebalanceListener as ListenerOnLoop
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, Offsets
 from tallystick.client.serializers import K, V
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -177,7 +176,7 @@ class Consumer(Generic[K, V]):
         self._calls.call(self._async_consumer.rewind, "rewind")
 
     def note_committed(self, offsets: Offsets) -> None:
-        """Note offsets that a transaction committed for the group: `rewind` does not go back before them.
+        """Record offsets that a transaction committed for the group: `rewind` does not go back before them.
 
         For programs that call `Producer.send_offsets_to_transaction`; `commit` and dual writes note it.
         """

@@ -14,7 +14,7 @@ from tallystick.client.blocking.producer import Producer
 from tallystick.client.blocking.record_lines import ProducerRecord, RecordLines
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.errors import ClientError, TooLarge
-from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.batches.delivery import Delivery
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
@@ -173,7 +173,7 @@ class WrittenOffsetCommitter(RebalanceListener):
         self._last_commit_s = monotonic()
 
     def note_written(self, records: Iterable[ConsumerRecord]) -> None:
-        """Note that these records are written out, in order."""
+        """Record that these records are written out, in order."""
         if not self._is_enabled:
             return
         for record in records:

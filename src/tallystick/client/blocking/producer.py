@@ -9,20 +9,18 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from tallystick.client import tracing
 from tallystick.client.aio import producer as aio
 from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, ArrowColumn, Offsets
 from tallystick.client.aio.producer import Column as Column
-from tallystick.client.blocking.thread import StartedCall, engine_thread
-from tallystick.client.blocking.transactional_calls import TransactionalCalls
-from tallystick.client.forks import build_forked_error
+from tallystick.client.blocking.thread import StartedCall, TransactionalCalls, engine_thread
+from tallystick.client.net.retry_scope import Deadline
 from tallystick.client.offsets import GroupMetadata
-from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
-from tallystick.client.producer.arrow_table import split_by_partition
-from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
-from tallystick.client.retry import Deadline
+from tallystick.client.producer.batches.accumulator import BufferFullOrUnknownTopic
+from tallystick.client.producer.batches.arrow_table import split_by_partition
+from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.serializers import Header, K, SerializedHeaders, V
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
@@ -65,8 +63,7 @@ class Producer(Generic[K, V]):
         self._async_producer = self._thread.call(lambda: aio.Producer(config), "Producer")
         self._is_open = True
         self.serializer = self._async_producer.serializer
-        self._append_value = self._async_producer.append_value
-        self._append, self._extend = self._async_producer.append, self._async_producer.extend
+        self._accumulator = self._async_producer.accumulator
         settings = self._async_producer.config
         self._client_id = settings.client.client_id
         self._block_timeout_s = settings.max_block_ms / 1000
@@ -89,7 +86,7 @@ class Producer(Generic[K, V]):
         headers: Iterable[tuple[str, bytes | None]] = (),
         on_delivery: DeliveryCallback | None = None,
     ) -> Delivery:
-        """Take one record to be sent, and return the future of its outcome.
+        """Append one record, and return a future of its delivery.
 
         Waits only while the topic is not known yet or `buffer.memory` is full, for `max.block.ms` at most.
         Records of one thread to one partition are written in the order of these calls.
@@ -122,15 +119,15 @@ class Producer(Generic[K, V]):
                 and not headers
             ):
                 try:
-                    if key is None and (delivery := self._append_value(topic, value)) is not None:
+                    if key is None and (delivery := self._accumulator.append_value(topic, value)) is not None:
                         return delivery
-                    return self._append(topic, value, key)
+                    return self._accumulator.append(topic, value, key)
                 except BufferFullOrUnknownTopic:
                     pass
             record = value, key, headers
         pairs = tuple(record[2])
         take = partial(
-            self._append,
+            self._accumulator.append,
             topic,
             record[0],
             record[1],
@@ -156,7 +153,7 @@ class Producer(Generic[K, V]):
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes | None]] = (),
     ) -> BatchDelivery:
-        """Take many records in one call: all of them or, if it raises, none.
+        """Append many records in one call: all of them or, if it raises, none.
 
         Args:
             values: bytes or None, a list or an Arrow array; at least one. With serializers a list of what
@@ -178,11 +175,11 @@ class Producer(Generic[K, V]):
                 rows = aio.build_columns(
                     cast(Column, values), cast(Column | None, keys), trace.headers, timestamp_ms
                 )
-            take = partial(self._extend, topic, rows, partition)
+            take = partial(self._accumulator.extend, topic, rows, partition)
             return trace.follow(BatchDelivery(topic, self._append_when_admitted(topic, take, "send_batch")))
 
     def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
-        """Take the rows of an Arrow batch, each for the topic and partition it names.
+        """Append the rows of an Arrow batch, each for the topic and partition it names.
 
         Args:
             batch: `value`, and optionally `key`, `topic`, `partition` (null where the key decides),
@@ -198,7 +195,7 @@ class Producer(Generic[K, V]):
         deliveries: list[BatchDelivery] = []
         with tracing.trace_send(self._client_id, topic, None, batch.num_rows) as trace:
             for share in split_by_partition(batch, topic, int(time.time() * 1000)):
-                take = partial(self._extend, share.topic, share.rows, share.partition)
+                take = partial(self._accumulator.extend, share.topic, share.rows, share.partition)
                 deliveries.append(
                     aio.build_delivery(share, self._append_when_admitted(share.topic, take, "send_arrow"))
                 )
@@ -376,7 +373,7 @@ class Producer(Generic[K, V]):
     def mark_forked(self) -> None:
         """Refuse every call, in a forked child [CLI-61]. Called by the engine thread's fork hook."""
         self._is_open = False
-        self._append_value = self._append = self._extend = _refuse_after_fork
+        self._accumulator.mark_forked()
 
     def _append_when_admitted(self, topic: str, take: Callable[[], T], doing: str) -> T:
         """Return the result of `take` once a record for `topic` may be taken, within max.block.ms."""
@@ -452,7 +449,3 @@ def connect(producer: Producer, topic: str) -> None:
     Raises: as a `send` of the first record; sending may still succeed later.
     """
     producer._thread.run(aio.connect(producer._async_producer, topic), producer._block_timeout_s, "connect")
-
-
-def _refuse_after_fork(*_: object, **__: object) -> NoReturn:
-    raise build_forked_error("send")

@@ -29,14 +29,14 @@ import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Final, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from tallystick.client.errors import ClientError, Closed, IllegalState, TimedOut
-from tallystick.client.forks import build_forked_error
-from tallystick.client.waits import check_may_wait, mark_engine_thread
+from tallystick.client.net.waits import build_forked_error, check_may_wait, mark_engine_thread
 from tallystick.kernel.errors import Effect
 
 try:
@@ -55,6 +55,7 @@ _EXIT_GRACE_S: Final = 0.1
 # A signal that comes just before a thread blocks does not end the wait, and is handled when that has ended.
 _SIGNAL_CHECK_S: Final = 0.5
 _START_TIMEOUT_S: Final = 30.0
+_ENDING_CALLS: Final = frozenset({"commit_transaction", "abort_transaction", "complete_transaction"})
 
 
 class ThreadClient(Protocol):
@@ -393,6 +394,106 @@ async def run_in_caller(function: Callable[[], T]) -> T:
     if failures:
         raise failures[0]
     return cast(T, result)
+
+
+class TransactionalCalls:
+    """Runs the transactional calls of one producer, of which none is legal twice."""
+
+    def __init__(self, thread: EngineThread, limit_s: float) -> None:
+        self._thread, self._limit_s = thread, limit_s
+        # The answer to a call that the caller missed because of an interrupt [CLI-67].
+        self._missed_answer: tuple[str, object] | None = None
+
+    def forget_answer(self) -> None:
+        """Forget what was missed: another transaction begins."""
+        self._missed_answer = None
+
+    def run(self, ask: Callable[[], Coroutine[object, object, T]], doing: str) -> T:
+        """Run a call that is not legal twice; repeated after an interrupt, return its answer [CLI-67]."""
+        self._thread.check_process(doing)
+        if self._missed_answer is not None:
+            former, answer = self._missed_answer
+            if former == doing:
+                return cast(T, answer)
+            if doing in _ENDING_CALLS and former in _ENDING_CALLS:
+                raise IllegalState(
+                    f"{doing}: {former}() was interrupted as its answer came, and had succeeded: the "
+                    "transaction is over"
+                )
+            self._missed_answer = None
+        answers: list[T] = []
+        try:
+            run_on_thread, limit_s, keep = self._thread.run, self._limit_s, partial(self._keep_answer, doing)
+            # One line: an exception of a signal handler between two lines would lose the answer.
+            answers.append(run_on_thread(ask(), limit_s, doing, keep))
+            return answers[0]
+        except BaseException:
+            if answers:
+                self._keep_answer(doing, answers[0])
+            raise
+
+    def _keep_answer(self, doing: str, answer: object) -> None:
+        self._missed_answer = doing, answer
+
+
+class SingleUserCalls:
+    """Calls of one consumer: a second thread is refused, since positions belong to a single reader [CLI-64].
+
+    A callback of a rebalance runs in the thread that waits for `run`, and may call methods.
+    """
+
+    def __init__(self, thread: EngineThread, default_timeout_s: float) -> None:
+        """Create calls that no thread makes yet.
+
+        Args:
+            default_timeout_s: limit of a call without a timeout of its own.
+        """
+        self._thread, self._default_timeout_s = thread, default_timeout_s
+        self._lock = threading.RLock()  # reentrant: see the callbacks
+
+    def run(
+        self,
+        coroutine: Coroutine[object, object, T],
+        timeout_s: float | None,
+        doing: str,
+        on_lost_result: Callable[[T], object] | None = None,
+    ) -> T:
+        """Run a coroutine on the engine thread, and return its result.
+
+        Args:
+            timeout_s: limit, soon after which the call is given up; None for the default.
+            on_lost_result: called with a result that an interrupt keeps from being returned.
+        """
+        limit_s = self._default_timeout_s if timeout_s is None else timeout_s
+        try:
+            self._acquire(doing)
+        except IllegalState:
+            coroutine.close()
+            raise
+        results: list[T] = []
+        try:
+            try:
+                results.append(self._thread.run(coroutine, limit_s, doing, on_lost_result))
+            finally:
+                self._lock.release()
+            return results[0]
+        except BaseException:
+            if results and on_lost_result is not None:
+                on_lost_result(results[0])
+            raise
+
+    def call(self, function: Callable[[], T], doing: str) -> T:
+        """Call a function on the engine thread, and return its result."""
+        self._acquire(doing)
+        try:
+            return self._thread.call(function, doing)
+        finally:
+            self._lock.release()
+
+    def _acquire(self, doing: str) -> None:
+        self._thread.check_process(doing)  # first: a fork may not have copied the thread with the lock
+        if not self._lock.acquire(blocking=False):
+            raise IllegalState(f"{doing}: another thread uses this consumer, which is for one at a time")
 
 
 def _set_result(future: "asyncio.Future[object]", result: object) -> None:

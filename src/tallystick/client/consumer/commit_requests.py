@@ -8,16 +8,15 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.consumer_coordinator import ConsumerCoordinator
-from tallystick.client.consumer.errors import CommitRefused
 from tallystick.client.consumer.fetch_state import SubscriptionState, to_position
 from tallystick.client.consumer.membership import ErrorReaction, Membership, classify_error
 from tallystick.client.consumer.offset_requests import CallDeadlines, GroupOffsetRequests
-from tallystick.client.errors import BrokerRefused, ClientError, TimedOut
+from tallystick.client.errors import BrokerRefused, ClientError, CommitRefused, TimedOut
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.net.retry_scope import Deadline
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, Offsets, normalize_offsets
-from tallystick.client.retry import Deadline
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value

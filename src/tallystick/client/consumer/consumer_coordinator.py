@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tallystick.client.assignors.subscription import PartitionRacks
+from tallystick.client.consumer.assignors.subscription import PartitionRacks
 from tallystick.client.consumer.membership import (
     ErrorReaction,
     GroupRebalanceConfig,
@@ -89,7 +89,7 @@ class ConsumerCoordinator:
             self.set_member(replace(self.member, phase=Phase.FAILED))
 
     def note_poll(self) -> None:
-        """Note a poll, for max.poll.interval.ms."""
+        """Record a poll, for max.poll.interval.ms."""
         self._last_poll_ms = self._cluster.now_ms()
 
     def set_member(self, member: Membership) -> None:

@@ -80,7 +80,7 @@ class AbortedTransactions:
         self._open_producer_ids: set[int] = set()
 
     def is_hidden(self, header: BatchHeader, buf: Buffer, at: int) -> bool:
-        """Tell whether the batch at `at` is hidden from the consumer.
+        """Return whether the batch at `at` is hidden from the consumer.
 
         Raises: InvalidBatch for a malformed marker.
         """

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.consumer.errors import DeserializationFailed
-from tallystick.client.errors import IllegalState
+from tallystick.client.errors import DeserializationFailed, IllegalState
 from tallystick.client.serializers import (
     DESERIALIZER_NAMES,
     USES_MAX,
@@ -46,7 +45,7 @@ class RecordDeserializer:
         self._uses: set[tuple[str, bytes, bytes]] = set()
 
     def has_first_use(self, records: Sequence[ConsumerRecord]) -> bool:
-        """Tell whether a record has a schema id that was not seen in its topic yet."""
+        """Return whether a record has a schema id that was not seen in its topic yet."""
         return not self._uses.issuperset(map(_name_use, records))
 
     def deserialize(self, records: Sequence[ConsumerRecord]) -> DeserializedRecords:

@@ -20,13 +20,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tallystick.client.assignors.assign import ASSIGNORS
-from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.arrow import build_record_batch
+from tallystick.client.consumer.assignors.assign import ASSIGNORS
 from tallystick.client.consumer.commit_requests import CommitRequestManager
 from tallystick.client.consumer.consumer_coordinator import ConsumerCoordinator
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.consumer.errors import WokenUp
 from tallystick.client.consumer.fetch_state import PositionSource, SubscriptionState
 from tallystick.client.consumer.fetcher import Fetcher
 from tallystick.client.consumer.membership import GroupRebalanceConfig
@@ -39,9 +37,10 @@ from tallystick.client.consumer.offset_requests import (
 from tallystick.client.consumer.position_search import PositionSearch
 from tallystick.client.consumer.positions import ConsumerPositions
 from tallystick.client.consumer.rebalance import MembershipManager, RebalanceListener
-from tallystick.client.errors import Closed, IllegalState
+from tallystick.client.errors import Closed, IllegalState, WokenUp
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, Offsets
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.ids import GroupId, TopicPartition
 
 if TYPE_CHECKING:

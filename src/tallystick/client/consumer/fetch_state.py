@@ -25,8 +25,8 @@ from itertools import count
 from typing import Final
 from uuid import UUID
 
+from tallystick.client.errors.rules import find_rule
 from tallystick.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
-from tallystick.client.retry import find_rule
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Remedy
 from tallystick.kernel.ids import INT32_MAX, TopicPartition
@@ -108,7 +108,7 @@ class TopicPartitionState:
     has_other_topic: bool = False
 
     def is_other_topic(self, topic_id: UUID) -> bool:
-        """Tell whether this is not the topic that was sought. A cluster without topic ids cannot tell."""
+        """Return whether this is not the topic that was sought. A cluster without topic ids cannot tell."""
         expected_id = self.seek_range.topic_id
         return expected_id is not None and topic_id not in (NIL, expected_id)
 
@@ -260,7 +260,7 @@ class SubscriptionState:
             track.position = to
 
     def note_topic_id(self, partition: TopicPartition, topic_id: UUID) -> Position | None:
-        """Note which topic of this name is read now, and return the position in it.
+        """Record which topic of this name is read now, and return the position in it.
 
         In a topic that was recreated, the position keeps its offset, as with Kafka's consumer. It loses the
         epoch, which is of another log: the new leader would answer that its log diverges at its end, and
@@ -277,7 +277,7 @@ class SubscriptionState:
         return track.position
 
     def note_other_topic(self, partition: TopicPartition) -> bool:
-        """Note that it is not the topic that was sought. Return whether that was known: it is certain."""
+        """Record that it is not the topic that was sought. Return whether that was known: it is certain."""
         track = self._states[partition]
         was_known, track.has_other_topic = track.has_other_topic, True
         return was_known
@@ -301,7 +301,7 @@ class SubscriptionState:
         return True
 
     def is_position_missing(self, partition: TopicPartition, serial: int, where: PositionSource) -> bool:
-        """Tell whether the position asked for under this serial is still sought."""
+        """Return whether the position asked for under this serial is still sought."""
         track = self._states.get(partition)
         return (
             track is not None

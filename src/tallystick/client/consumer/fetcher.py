@@ -10,10 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.arrow import RowChunk, take_chunk
 from tallystick.client.consumer.decode import CompletedFetch, ConsumerRecord
-from tallystick.client.consumer.errors import PositionUnknown, RecordUnreadable, TopicRecreated
 from tallystick.client.consumer.fetch_state import (
     FetchOutcome,
     FetchRequestData,
@@ -24,10 +22,18 @@ from tallystick.client.consumer.fetch_state import (
     classify_fetch_response,
 )
 from tallystick.client.consumer.offset_requests import ISOLATION_LEVELS
-from tallystick.client.errors import BrokerRefused, ClientError, build_broker_error
+from tallystick.client.errors import (
+    BrokerRefused,
+    ClientError,
+    PositionUnknown,
+    RecordUnreadable,
+    TopicRecreated,
+    build_broker_error,
+)
+from tallystick.client.errors.rules import find_rule
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import group_by_topic
-from tallystick.client.retry import find_rule
+from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.protocol.messages.data.fetch import (
@@ -228,7 +234,7 @@ class Fetcher:
     def _handle_other_topic(
         self, partition: TopicPartition, serial: int, unknown: list[TopicPartition]
     ) -> None:
-        """Look once more under which id the name is known, then report it: our metadata may be old."""
+        """Look up again under which id the name is known, then report it: our metadata may be old."""
         if not self._subscriptions.note_other_topic(partition):
             unknown.append(partition)
             return
@@ -463,7 +469,7 @@ class Fetcher:
 
 
 def _is_fatal_for_topic(exc: ClientError, topic: str) -> bool:
-    """Tell whether the error is about this topic and a retry does not help."""
+    """Return whether the error is about this topic and a retry does not help."""
     return isinstance(exc, BrokerRefused) and exc.subject == topic and not exc.remedy.repeats
 
 

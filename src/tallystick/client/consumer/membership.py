@@ -27,8 +27,8 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Final, assert_never
 
-from tallystick.client.assignors.assign import ASSIGNORS, Assignor
-from tallystick.client.assignors.subscription import (
+from tallystick.client.consumer.assignors.assign import ASSIGNORS, Assignor
+from tallystick.client.consumer.assignors.subscription import (
     MemberData,
     PartitionRacks,
     Subscription,
@@ -37,7 +37,7 @@ from tallystick.client.assignors.subscription import (
     encode_assignment,
     encode_subscription,
 )
-from tallystick.client.retry import find_rule
+from tallystick.client.errors.rules import find_rule
 from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.kernel.errors import Remedy

@@ -3,7 +3,7 @@
     LogOffsetRequests    ListOffsets
     GroupOffsetRequests  OffsetFetch, OffsetCommit
 
-Retries follow `client.retry`.
+Retries follow `client.errors.rules`.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from typing import Final
 from tallystick.client.consumer.fetch_state import EARLIEST_MS, LATEST_MS
 from tallystick.client.errors import BrokerRefused, ClientError
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.net.retry_scope import Deadline
 from tallystick.client.offsets import (
     OFFSET_COMMIT_VERSION_MAX,
     OFFSET_FETCH_VERSION_MAX,
@@ -27,7 +28,6 @@ from tallystick.client.offsets import (
     parse_offset_commit_errors,
     split_offset_fetch_response,
 )
-from tallystick.client.retry import Deadline
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, TopicPartition
 from tallystick.kernel.value import Value
@@ -36,7 +36,7 @@ from tallystick.protocol.messages.groups.offset_commit import OffsetCommitRespon
 from tallystick.protocol.messages.groups.offset_fetch import OffsetFetchResponse
 
 HELD_MS: Final = 2000
-"""How long offsets are held by a transaction before that is logged."""
+"""Time that a transaction may hold offsets before that is logged."""
 _log = logging.getLogger("tallystick.consumer")
 
 ISOLATION_LEVELS: Final = {"read_uncommitted": 0, "read_committed": 1}
@@ -49,7 +49,7 @@ def _accept_all(_: TopicPartition) -> bool:
 
 
 def _is_retriable(failure: BaseException) -> bool:
-    """Tell whether a retry may help. Sorts failures that no retry can help to the front."""
+    """Return whether a retry may help. Sorts failures that no retry can help to the front."""
     return isinstance(failure, ClientError) and failure.remedy.repeats
 
 

@@ -15,7 +15,6 @@ from contextvars import Context
 from functools import partial
 from typing import Final
 
-from tallystick.client.consumer.errors import PositionUnknown
 from tallystick.client.consumer.fetch_state import (
     EARLIEST_MS,
     LATEST_MS,
@@ -24,7 +23,7 @@ from tallystick.client.consumer.fetch_state import (
     to_position,
 )
 from tallystick.client.consumer.offset_requests import CallDeadlines, GroupOffsetRequests, LogOffsetRequests
-from tallystick.client.errors import TimedOut
+from tallystick.client.errors import PositionUnknown, TimedOut
 from tallystick.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.kernel.ids import TopicPartition
 

@@ -97,7 +97,7 @@ class ConsumerPositions:
         self._rewind_pending = True
 
     def note_committed(self, offsets: Offsets) -> None:
-        """Note offsets that a transaction committed for the group: `rewind` does not go back before them."""
+        """Record offsets that a transaction committed for the group, for `rewind` to stop at."""
         self._require_open()
         self._subscriptions.note_committed(
             {at: to_position(offset) for at, offset in normalize_offsets(offsets).items()}

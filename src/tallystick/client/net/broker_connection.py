@@ -6,9 +6,8 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Final
 
-from tallystick.client.config import Address
 from tallystick.client.errors import AuthenticationFailed, Closed, Unreachable
-from tallystick.client.jitter import uniform
+from tallystick.client.net.backoff import compute_backoff_ms, uniform
 from tallystick.client.net.network import (
     Connection,
     ConnectionSettings,
@@ -19,7 +18,7 @@ from tallystick.client.net.network import (
 from tallystick.client.net.pending_request import PendingRequest
 from tallystick.client.net.protocol_state import NodeApiVersions
 from tallystick.client.net.retry_scope import read_clock_ms
-from tallystick.client.retry import compute_backoff_ms
+from tallystick.client.settings.config import Address
 
 _log = logging.getLogger("tallystick.client")
 
@@ -72,7 +71,7 @@ class BrokerConnection:
         return len(self._backlog) + (self._connection.pending_count if self._connection is not None else 0)
 
     def describe_wait(self) -> str:
-        """Say what the broker has not done yet or was too late with; empty if neither is true."""
+        """Describe what the broker has not done yet or did too late; empty if neither is true."""
         if self._connect_task is not None and not self._connect_task.done():
             return f"{self.address} still had to {self._connect_progress.step}"
         return self._connection.describe_wait() if self._connection is not None else ""

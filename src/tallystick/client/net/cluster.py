@@ -12,7 +12,7 @@
 
     response = await cluster.run_with_retries("EndTxn", "pay-7", attempt, deadline)
 
-Parts: `metadata_cache` (topics, leaders), `coordinators`, `connection_pool`, `retry_scope` (deadlines).
+Parts: `metadata_cache` (topics, leaders), `coordinators`, `retry_scope` (deadlines).
 
 A Cluster lives on one loop and starts no task before its first call. Every wait in it is bounded: by
 `request.timeout.ms`, by the connection limits, and inside `run_with_retries` by its deadline, too [CLI-2].
@@ -26,7 +26,6 @@ from contextvars import Context
 from functools import partial
 from typing import Final, TypeVar
 
-from tallystick.client.config import ClientConfig
 from tallystick.client.errors import (
     AuthenticationFailed,
     BadAnswer,
@@ -38,23 +37,24 @@ from tallystick.client.errors import (
     TimedOut,
     Unreachable,
 )
-from tallystick.client.jitter import uniform
-from tallystick.client.net.connection_pool import ConnectionPool
+from tallystick.client.net.backoff import compute_backoff_ms, shuffle, uniform
+from tallystick.client.net.broker_connection import BrokerConnection
 from tallystick.client.net.coordinators import CoordinatorCache, CoordinatorType
 from tallystick.client.net.login import ClientSecurity
 from tallystick.client.net.metadata import MetadataImage, Node, TopicInfo
 from tallystick.client.net.metadata_cache import MetadataCache
-from tallystick.client.net.network import CLOSE_TIMEOUT_S, ConnectionSettings
+from tallystick.client.net.network import CLOSE_TIMEOUT_S, ConnectionSettings, NetworkMetrics
 from tallystick.client.net.pending_request import PendingRequest, RequestBuilder
-from tallystick.client.net.protocol_state import NodeApiVersions
+from tallystick.client.net.protocol_state import NO_FEATURE_LEVELS, FeatureLevels, NodeApiVersions
 from tallystick.client.net.retry_scope import (
+    Deadline,
     enter_retry_scope,
     is_in_retry_scope,
     limit_to_scope,
     read_clock_ms,
     wait_for_shared,
 )
-from tallystick.client.retry import Deadline, compute_backoff_ms
+from tallystick.client.settings.config import Address, ClientConfig
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT
@@ -68,6 +68,95 @@ T = TypeVar("T")
 _log = logging.getLogger("tallystick.client")
 
 _SPEC_BY_REQUEST: Final[Mapping[type, ApiSpec]] = {spec.request: spec for spec in API_SPECS.values()}
+
+
+class ConnectionPool:
+    """Connections to the brokers of a cluster, and the features that these announced.
+
+    The addresses of bootstrap.servers have negative node ids.
+    """
+
+    def __init__(self, settings: ConnectionSettings, nodes: Callable[[], Mapping[int, Node]]) -> None:
+        """Create a pool without connections.
+
+        Args:
+            nodes: returns the brokers that metadata lists now.
+        """
+        self.network_metrics = NetworkMetrics()
+        self.finalized_features: FeatureLevels = NO_FEATURE_LEVELS
+        self._settings, self._config, self._get_nodes = settings, settings.config, nodes
+        self._bootstrap = settings.config.bootstrap_addresses
+        self._connections: dict[tuple[Address, str], BrokerConnection] = {}
+        self._is_closed = False
+
+    def get_connection(self, node_id: int, lane: str = "") -> BrokerConnection:
+        """Return the connection of a broker and lane. Raises: Unreachable, Closed."""
+        if self._is_closed:
+            raise Closed("the client was closed")
+        address = self.find_address(node_id)
+        connection = self._connections.get((address, lane))
+        if connection is None:
+            connection = self._connections[address, lane] = BrokerConnection(
+                address, self._settings, self.network_metrics, self._on_open
+            )
+        return connection
+
+    def find_address(self, node_id: int) -> Address:
+        """Return the address of a broker. Raises: Unreachable if metadata does not list it."""
+        if node_id < 0:
+            return self._bootstrap[-1 - node_id]
+        node = self._get_nodes().get(node_id)
+        if node is None:
+            raise Unreachable(f"broker {node_id}", "the cluster does not list it")
+        return node.address
+
+    def list_candidates(self) -> list[int]:
+        """Return brokers for requests that any can answer, the best first: reachable, connected, idle.
+
+        The addresses of bootstrap.servers follow the known brokers.
+        """
+        if self._is_closed:
+            raise Closed("the client was closed")
+        nodes_by_id = self._get_nodes()
+        nodes = list(nodes_by_id)
+        shuffle(nodes)
+        nodes.sort(key=self._rank_candidate)
+        if nodes and self._config.metadata_recovery_strategy == "none":
+            return nodes
+        addresses = {node.address for node in nodes_by_id.values()}
+        other_ids = [-1 - i for i, address in enumerate(self._bootstrap) if address not in addresses]
+        shuffle(other_ids)
+        return [*nodes, *sorted(other_ids, key=self._rank_candidate)]
+
+    def _rank_candidate(self, node_id: int) -> tuple[bool, bool, int]:
+        connection = self._connections.get((self.find_address(node_id), ""))
+        if connection is None:
+            return False, True, 0
+        return connection.is_failing, not connection.is_connected, connection.pending_count
+
+    def describe_waits(self) -> str:
+        """Describe what brokers have not done yet, for the text of a limit that passed."""
+        texts = (connection.describe_wait() for connection in self._connections.values())
+        return "; ".join(text for text in texts if text)
+
+    def note_features(self, levels: FeatureLevels) -> None:
+        """Record the finalized features that a broker reported; older ones change nothing."""
+        self.finalized_features = self.finalized_features.pick_newer(levels)
+
+    def forget_features(self) -> None:
+        """Drop the features of another cluster: what the brokers connected to now reported is left."""
+        self.finalized_features = NO_FEATURE_LEVELS
+        for connection in self._connections.values():
+            if connection.current_versions is not None:
+                self._on_open(connection.current_versions)
+
+    def close(self) -> list["asyncio.Future[None]"]:
+        """Close every connection; return futures that are done when the sockets are closed."""
+        self._is_closed = True
+        return [end for link in self._connections.values() if (end := link.close()) is not None]
+
+    def _on_open(self, versions: NodeApiVersions) -> None:
+        self.note_features(versions.features)
 
 
 class Cluster:
@@ -211,7 +300,7 @@ class Cluster:
         return response
 
     def mark_suspect(self, node_id: int) -> None:
-        """Note that a broker did not answer: its coordinators and leaders may have moved."""
+        """Record that a broker did not answer: its coordinators and leaders may have moved."""
         self._coordinators.forget_node(node_id)
         self._metadata.request_update()
 

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import Context
 from typing import Final, Literal
 
-from tallystick.client.config import Address
 from tallystick.client.errors import BadAnswer, ClientError, Closed, build_broker_error
 from tallystick.client.net.metadata import Node
 from tallystick.client.net.pending_request import RequestBuilder
 from tallystick.client.net.retry_scope import wait_for_shared
+from tallystick.client.settings.config import Address
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.cluster.find_coordinator import (
     Coordinator,

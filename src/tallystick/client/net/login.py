@@ -1,13 +1,13 @@
-"""How one client protects its connections: made once of its settings, shared by all of them."""
+"""TLS context and login of one client: made once from its settings, shared by its connections."""
 
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 
-from tallystick.client.config import Address
 from tallystick.client.net.login_exchange import LoginExchange, LoginRequest
 from tallystick.client.net.tokens import TokenSource
-from tallystick.client.security_config import SecurityConfig
+from tallystick.client.settings.config import Address
+from tallystick.client.settings.security_config import SecurityConfig
 from tallystick.kernel.check import require
 from tallystick.security.sasl.client_mechanisms import create_sasl_client
 from tallystick.security.sasl.oauthbearer import OAUTHBEARER

@@ -38,7 +38,7 @@ class LoginExchange:
         self._client, self._address = client, address
         self._round_count = 0
         self.session_lifetime_ms: int | None = None
-        """How long the login lasts, 0 for as long as the connection; None until it is complete."""
+        """Lifetime of the login, 0 for that of the connection; None until it is complete."""
 
     def start(self) -> SaslHandshakeRequest:
         """Return the first request."""

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, Never
 from uuid import UUID
 
-from tallystick.client.config import Address
+from tallystick.client.settings.config import Address
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
@@ -74,7 +74,7 @@ class MetadataImage(Value, kw_only=True):
         return partition.leader
 
     def is_online_replica(self, at: TopicPartition, node: int) -> bool:
-        """Tell whether a broker has a replica of the partition and can be asked for it."""
+        """Return whether a broker has a replica of the partition and can be asked for it."""
         partition = self.find_partition(at)
         return (
             partition is not None
@@ -103,7 +103,7 @@ _TOPIC_NAME_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP
 
 
 def is_topic_name(name: str) -> bool:
-    """Tell whether a topic may have this name. Source: Kafka Topic.validate."""
+    """Return whether a topic may have this name. Source: Kafka Topic.validate."""
     return (
         0 < len(name) <= TOPIC_NAME_LENGTH_MAX
         and name not in (".", "..")

@@ -28,7 +28,6 @@ from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
 from typing import Any, Final, Protocol, cast
 
 import tallystick
-from tallystick.client.config import Address, ClientConfig
 from tallystick.client.errors import (
     AuthenticationFailed,
     BadAnswer,
@@ -40,13 +39,10 @@ from tallystick.client.errors import (
     TlsFailed,
     Unreachable,
 )
-from tallystick.client.jitter import uniform
+from tallystick.client.errors.rules import infer_loss_effect
+from tallystick.client.net.backoff import compute_backoff_ms, uniform
 from tallystick.client.net.login import ClientSecurity
-from tallystick.client.net.login_exchange import (
-    HANDSHAKE_VERSION,
-    LoginRequest,
-    choose_reauthentication_ms,
-)
+from tallystick.client.net.login_exchange import HANDSHAKE_VERSION, LoginRequest, choose_reauthentication_ms
 from tallystick.client.net.pending_request import PendingRequest, RequestBuilder
 from tallystick.client.net.protocol_state import (
     NodeApiVersions,
@@ -55,7 +51,8 @@ from tallystick.client.net.protocol_state import (
     VersionNegotiation,
     guess_protocol,
 )
-from tallystick.client.retry import Deadline, compute_backoff_ms, infer_loss_effect
+from tallystick.client.net.retry_scope import Deadline
+from tallystick.client.settings.config import Address, ClientConfig
 from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, EncodeError, UnsupportedField, encode_parts
@@ -136,7 +133,7 @@ class ConnectionSettings(Value, kw_only=True):
 
 
 class _Phase(Protocol):
-    """What the events of a socket mean in one phase of its life."""
+    """Meaning of a socket's events in one phase of its life."""
 
     def handle_frame(self, body: bytes | bytearray) -> None:
         """Handle a frame. Raises: DecodeError, NotSupported; the connection ends then."""
@@ -303,7 +300,7 @@ class Connection:
         return cast(ssl.SSLObject | None, self._transport.get_extra_info("ssl_object"))
 
     def describe_wait(self) -> str:
-        """Say which lookup is not answered, or was not in time; empty if neither is true."""
+        """Name the lookup that is not answered, or was not in time; empty if neither is true."""
         if isinstance(self._close_reason, TimeoutError):
             return f"{self.address}: {self._close_reason}"
         for pending in self.protocol_state.waiters:
@@ -571,7 +568,7 @@ def _encode_body(message: object, spec: ApiSpec, version: int) -> list[bytes | m
 
 
 class ConnectProgress:
-    """What the broker has to do next in an attempt to connect, for the texts of limits that pass."""
+    """Next step of the broker in an attempt to connect, for the texts of limits that pass."""
 
     __slots__ = ("step",)
 

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
-from tallystick.client.config import Address
 from tallystick.client.errors import TimedOut
-from tallystick.client.retry import Deadline, infer_loss_effect
+from tallystick.client.errors.rules import infer_loss_effect
+from tallystick.client.net.retry_scope import Deadline
+from tallystick.client.settings.config import Address
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value
 from tallystick.protocol.apis import ApiKey, ApiSpec

@@ -1,4 +1,4 @@
-"""Deadlines of retries: inside `run_with_retries`, every wait of a client ends at its deadline [CLI-2].
+"""Deadlines: inside `run_with_retries`, every wait of a client ends at its deadline [CLI-2].
 
 A scope is a context variable, so the tasks begun inside inherit it; they are free of it when it has ended.
 Work that several callers share runs in a fresh context, and each caller's deadline ends its own wait only.
@@ -11,9 +11,21 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 from tallystick.client.errors import Closed, TimedOut
-from tallystick.client.retry import Deadline
+from tallystick.kernel.value import Value
 
 T = TypeVar("T")
+
+
+class Deadline(Value):
+    """End of a wait, and the setting that fixed it: every wait has a named limit [CLI-2]."""
+
+    at_ms: int
+    limit_name: str
+    length_ms: int
+
+    def remaining_ms(self, now_ms: int) -> int:
+        """Return the milliseconds left, 0 when it has passed."""
+        return max(self.at_ms - now_ms, 0)
 
 
 class _RetryScope:
@@ -43,7 +55,7 @@ def read_clock_ms() -> int:
 
 
 def is_in_retry_scope() -> bool:
-    """Tell whether a deadline of retries applies here."""
+    """Return whether a deadline of retries applies here."""
     return _find_innermost() is not None
 
 

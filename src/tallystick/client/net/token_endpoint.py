@@ -14,11 +14,10 @@ from urllib.parse import quote_plus, urlencode, urlsplit
 
 from tallystick import _lazy
 from tallystick.client.errors import AuthenticationFailed, Unreachable
-from tallystick.client.jitter import uniform
-from tallystick.client.net.bearer_token import BearerToken, read_expiry_ms
-from tallystick.client.retry import compute_backoff_ms
+from tallystick.client.net.backoff import compute_backoff_ms, uniform
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.secret import Secret
+from tallystick.kernel.value import Value
 from tallystick.security.https_opener import build_https_opener
 from tallystick.security.sasl.settings import ClientCredentials, SaslSettings
 from tallystick.security.tls.failures import explain_handshake_failure
@@ -30,6 +29,27 @@ _TIMEOUT_MS: Final = 10_000
 _FINAL_STATUSES: Final = frozenset(
     {400, 401, 402, 403, 404, 405, 406, 407, 409, 410, 411, 412, 413, 414, 415}
 )
+
+
+class BearerToken(Value):
+    """A token and when it expires, in milliseconds since 1970; None if that is not known."""
+
+    text: Secret
+    expires_at_ms: int | None
+
+
+def read_expiry_ms(token: str) -> int | None:
+    """Return a JWT's `exp` in milliseconds, unverified; None for a token of another kind."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        expires = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))["exp"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if isinstance(expires, bool) or not isinstance(expires, int | float) or not 0 <= expires < 2**43:
+        return None
+    return int(expires * 1000)
 
 
 class _TokenEndpointBusy(Exception):

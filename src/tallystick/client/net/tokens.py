@@ -12,10 +12,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
 from tallystick.client.errors import AuthenticationFailed, ClientError, Unreachable
-from tallystick.client.jitter import uniform
-from tallystick.client.net.bearer_token import BearerToken, read_expiry_ms
-from tallystick.client.net.token_endpoint import fetch_token
-from tallystick.client.security_config import TokenCallback
+from tallystick.client.net.backoff import uniform
+from tallystick.client.net.token_endpoint import BearerToken, fetch_token, read_expiry_ms
+from tallystick.client.settings.security_config import TokenCallback
 from tallystick.kernel.check import require
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.secret import Secret

@@ -1,5 +1,9 @@
 """The producer: records are batched by partition, numbered, sent, and their outcomes delivered.
 
-`engine` is the shell and `sender` its send loop; batches, sequence numbers and partitioning are pure. The
-package knows a transaction only as the protocols in `txn_context`: it never imports `client.transactions`.
+    batches     accumulator, partitioner, buffer pool and the futures of records: `send` appends here
+    sequences   sequence numbers, producer id and epoch
+    requests    send loop, Produce requests and their responses
+
+`engine` connects them. The package knows a transaction only as the protocols in `sequences.txn_context`: it
+never imports `client.transactions`.
 """

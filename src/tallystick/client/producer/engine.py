@@ -1,13 +1,14 @@
 """The producer's engine: takes records from any thread and delivers their outcomes.
 
     engine = ProducerEngine(cluster, config)        on the loop
-    engine.append("orders", b"...")                 in any thread; BufferFullOrUnknownTopic: `await
-    engine.admitted(...)` first await engine.flush(deadline)
+    engine.accumulator.append("orders", b"...")     in any thread; after BufferFullOrUnknownTopic
+                                                    `await engine.wait_for_space(...)`, then again
+    await engine.flush(deadline)
     await engine.close(deadline)
 
 `_pump` does whatever can be done now and sets a timer for what is due later. It runs when a caller opens or
-fills a batch, when a response or new metadata arrives, and when the timer fires. `sender.py` decides what is
-sent and what a response means.
+fills a batch, when a response or new metadata arrives, and when the timer fires. `requests.sender` decides
+what is sent and what a response means.
 
 Every wait in this module has a named limit [CLI-2].
 """
@@ -16,34 +17,38 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
 from uuid import UUID
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, Closed, TimedOut
-from tallystick.client.jitter import uniform
+from tallystick.client.net.backoff import uniform
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
-from tallystick.client.producer.accumulator import AccumulatorEnv, AccumulatorLimits, RecordAccumulator
-from tallystick.client.producer.batch_completion import SenderHooks
-from tallystick.client.producer.delivery import BatchOutcome
-from tallystick.client.producer.identity import IdempotentIdentity, NoIdentity, TransactionalIdentity
-from tallystick.client.producer.sender import Sender
-from tallystick.client.producer.txn_context import TxnContext
-from tallystick.client.retry import Deadline
+from tallystick.client.net.retry_scope import Deadline
+from tallystick.client.producer.batches.accumulator import (
+    AccumulatorEnv,
+    AccumulatorLimits,
+    RecordAccumulator,
+)
+from tallystick.client.producer.batches.delivery import BatchOutcome
+from tallystick.client.producer.requests.batch_completion import SenderHooks
+from tallystick.client.producer.requests.sender import Sender
+from tallystick.client.producer.sequences.identity import (
+    IdempotentIdentity,
+    NoIdentity,
+    TransactionalIdentity,
+)
+from tallystick.client.producer.sequences.txn_context import TxnContext
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import Effect
 from tallystick.protocol.primitives import NIL
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class ProducerEngine:
     """One producer's records between `append` and their outcomes.
 
-    Made, used and closed on one loop, except for `append` and `extend`. The owner of the cluster closes it,
-    after this engine.
+    Made, used and closed on one loop, except that any thread may append to `accumulator`. The owner of the
+    cluster closes it, after this engine.
     """
 
     def __init__(
@@ -62,7 +67,7 @@ class ProducerEngine:
         self._stale_topics: dict[str, None] = {}
         self._image = cluster.image
         self._topic_ids: dict[str, UUID] = {}
-        self._is_closed = False
+        self._is_closing = self._is_closed = False
         self.accumulator = RecordAccumulator(
             AccumulatorLimits(
                 batch_bytes=min(config.batch_size, config.max_request_size),
@@ -78,30 +83,14 @@ class ProducerEngine:
                 wake=self.wake,
             ),
         )
-        self.append_value = self.accumulator.append_value
-        self.append = self.accumulator.append
-        self.extend = self.accumulator.extend
         signer = IdempotentIdentity(cluster, self.wake) if config.enable_idempotence else NoIdentity()
         hooks = SenderHooks(self._schedule_pump, self._request_metadata)
         self._sender = Sender(cluster, config, self.accumulator, signer, clock=self._clock, hooks=hooks)
 
     def use_transactions(self, txn: TxnContext) -> None:
-        """Send in transactions: `append` and `extend` ask `txn` first. Called before the first record."""
+        """Send in transactions: no record is accepted before the first begins. Called before any record."""
         self._sender.producer_identity = TransactionalIdentity(txn, self.wake)
-        self.append_value = _check_before(self._build_send_check(txn), self.accumulator.append_value)
-        self.append = _check_before(self._build_send_check(txn), self.accumulator.append)
-        self.extend = _check_before(self._build_send_check(txn), self.accumulator.extend)
-
-    def _build_send_check(self, txn: TxnContext) -> Callable[[], None]:
-        def check() -> None:
-            try:
-                txn.check_sendable()
-            except ClientError:
-                if self._is_closed:
-                    raise Closed("the producer is closed") from None
-                raise
-
-        return check
+        self.close_gate(txn.build_send_error)
 
     # -------------------------------------------------------------------- in any thread
 
@@ -161,11 +150,7 @@ class ProducerEngine:
             deadline = self._cluster.start_deadline(
                 "delivery.timeout.ms", 2 * self._config.delivery_timeout_ms
             )
-        self.accumulator.seal_open_batches()
-        outcomes = [
-            *self.accumulator.list_sealed_outcomes(),
-            *self._sender.list_outstanding_outcomes(),
-        ]
+        outcomes = [*self.accumulator.seal_open_batches(), *self._sender.list_outstanding_outcomes()]
         if outcomes:
             self._sender.flush_count += 1
             self._pump()
@@ -186,17 +171,25 @@ class ProducerEngine:
 
     def close_gate(self, why: Callable[[], Exception]) -> None:
         """Refuse further records with the error that `why` makes [CLI-25]; earlier records are still sent."""
-        self.accumulator.close_gate(why)
+        if not self._is_closing:
+            self.accumulator.close_gate(why)
 
     def open_gate(self) -> None:
-        self.accumulator.open_gate()
+        """Accept records again, unless the producer closes."""
+        if not self._is_closing:
+            self.accumulator.open_gate()
+
+    def begin_close(self) -> None:
+        """Refuse further records for good, as Closed; earlier records are still sent."""
+        self._is_closing = True
+        self.accumulator.close_gate(lambda: Closed("the producer is closed"))
 
     async def close(self, deadline: Deadline) -> None:
         """Send what was taken, for as long as `start_deadline` allows; fail the rest.
 
         Never raises, never hangs.
         """
-        self.close_gate(lambda: Closed("the producer is closed"))
+        self.begin_close()
         try:
             await self.flush(deadline)
         except TimedOut:
@@ -291,14 +284,6 @@ class ProducerEngine:
             await asyncio.sleep(self._config.client.retry_backoff_ms / 1000)
             self._refresh_task = None
             self._schedule_pump()
-
-
-def _check_before(check: Callable[[], None], take: Callable[P, T]) -> Callable[P, T]:
-    def check_and_take(*args: P.args, **kwargs: P.kwargs) -> T:
-        check()
-        return take(*args, **kwargs)
-
-    return check_and_take
 
 
 async def _wait_for_outcomes(outcomes: list[BatchOutcome], deadline: Deadline, now_ms: int) -> None:

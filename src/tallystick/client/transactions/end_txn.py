@@ -8,7 +8,7 @@ import logging
 from typing import NoReturn
 
 from tallystick.client.errors import ClientError, ConnectionLost, DecisionExpired
-from tallystick.client.producer.txn_context import RecordFlow
+from tallystick.client.producer.sequences.txn_context import RecordFlow
 from tallystick.client.transactions.modes import (
     ACTION_BY_FINDING,
     DescriptionTime,

@@ -14,11 +14,11 @@ from time import perf_counter_ns
 from typing import Final
 
 from tallystick.client import tracing
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import AbortRequired, IllegalState, TimedOut
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
-from tallystick.client.producer.txn_context import RecordFlow
+from tallystick.client.producer.sequences.txn_context import RecordFlow
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.end_txn import (
     TxnEnder,
     build_contradiction_error,
@@ -71,7 +71,7 @@ class TransactionManager:
         self.transactional_id = require(config.transactional_id, "a manager without a transactional id")
         self.call_times_ns = dict.fromkeys(("init", "begin", "send-offsets", "prepare", "commit", "abort"), 0)
         self._requests = TxnRequestSender(cluster, self.transactional_id, config.max_block_ms)
-        self._holder = TxnStateHolder()
+        self._holder = TxnStateHolder(flow)
         self.send_context = TxnSendContext(self._requests, self._holder)
         self._initializer = TxnInitializer(config, self._requests)
         self._ender = TxnEnder(self._requests, self._holder, self.send_context, flow)

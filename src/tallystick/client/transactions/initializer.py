@@ -9,8 +9,8 @@ a second InitProducerId without keep.
 import logging
 from collections.abc import Sequence
 
-from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import BrokerRefused, InvalidTxnState, NotSupported, build_broker_error
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.modes import (
     MODE_REFUSALS,
     ClusterCapabilities,

@@ -298,7 +298,7 @@ def _list_marker_identities(txn: TxnToResolve, *, commit: bool) -> set[ProducerI
 
 
 def _is_after(txn: TxnToResolve, current: ProducerIdAndEpoch, *, commit: bool) -> bool:
-    """Tell whether `current` is the producer id and epoch that follow the end of this transaction.
+    """Return whether `current` is the producer id and epoch that follow the end of this transaction.
 
     Under version 1 only an abort by timeout bumps the epoch; mode `resume` leaves that one epoch free.
     """

@@ -1,7 +1,7 @@
 """Requests of one transactional id to its coordinators, retried until answered or until max.block.ms.
 
-`client.retry` decides what is retried and what an error means; the machine of `state` decides what follows
-from an answer.
+`client.errors.rules` decides what is retried and what an error means; the machine of `state` decides what
+follows from an answer.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping

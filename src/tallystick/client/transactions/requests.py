@@ -1,7 +1,7 @@
 """Requests of a transactional producer, and the meaning of their responses. Pure: no waiting, no retries.
 
-A response with an error code becomes the error it means, so that `client.retry` alone decides about retries.
--1 and similar placeholders do not leave this module.
+A response with an error code becomes the error it means, so that `client.errors.rules` alone decides about
+retries. -1 and similar placeholders do not leave this module.
 """
 
 from collections import defaultdict

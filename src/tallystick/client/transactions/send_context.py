@@ -15,7 +15,7 @@ _SENDING_STATES: Final = frozenset({State.IN_TRANSACTION, State.PREPARING, State
 
 
 class TxnSendContext:
-    """A `producer.txn_context.TxnContext`; owns the set of partitions added at the coordinator."""
+    """A `producer.sequences.txn_context.TxnContext`; owns the set of partitions added at the coordinator."""
 
     def __init__(self, requests: TxnRequestSender, holder: TxnStateHolder) -> None:
         self._requests, self._holder = requests, holder
@@ -41,10 +41,6 @@ class TxnSendContext:
     def build_send_error(self) -> ClientError:
         return self._holder.build_send_error()
 
-    def check_sendable(self) -> None:
-        if self._holder.current.state is not State.IN_TRANSACTION:
-            raise self._holder.build_send_error()
-
     def is_partition_added(self, partition: TopicPartition) -> bool:
         if self._holder.current.version < EPOCH_BUMP_VERSION:
             return partition in self._added_partitions
@@ -65,7 +61,7 @@ class TxnSendContext:
             self._added_partitions |= missing
 
     def note_batch_failure(self, partition: TopicPartition, error: ClientError, *, is_numbered: bool) -> None:
-        self._holder.current = self._holder.current.apply_failure("Produce", error)
+        self._holder.apply_failure("Produce", error)
         if is_numbered:
             self._holder.current = self._holder.current.note_sequence_gap()
 

@@ -8,8 +8,8 @@
                                         ^------------------+             commit, abort, complete
 
 `TRANSITIONS` has every legal call and the state it leads to; any other call raises and sends nothing
-[CLI-42]. `apply_failure` and `apply_end` apply answers. `client.retry` alone decides what an error code
-means; this module turns that into the fate of the transaction.
+[CLI-42]. `apply_failure` and `apply_end` apply answers. `client.errors.rules` alone decides what an error
+code means; this module turns that into the fate of the transaction.
 
 Three facts deliberately have no flag of their own, because such flags went wrong in other clients:
 
@@ -251,12 +251,12 @@ class TxnProducerState(Value, kw_only=True):
         return TxnToResolve(writer=self.writer, client=self.client, version=self.version)
 
     def mark_open(self) -> "TxnProducerState":
-        """Note that part of this transaction is in flight: from now on there is something to end."""
+        """Record that part of this transaction is in flight: from now on there is something to end."""
         check(self.state in _OPEN_STATES or self.state is S.ABORTING, f"opened while {self.state.name}")
         return self if self.writer is not None else replace(self, writer=self.client)
 
     def mark_flushed(self) -> "TxnProducerState":
-        """Note that every record and offset is acknowledged; failures were reported before."""
+        """Record that every record and offset is acknowledged; failures were reported before."""
         return replace(self, state=S.PREPARED, may_complete=True) if self.state is S.PREPARING else self
 
     # ---- answers
@@ -302,7 +302,7 @@ class TxnProducerState(Value, kw_only=True):
         )
 
     def apply_end(self, client: ProducerIdAndEpoch | None, *, version: int) -> "TxnProducerState":
-        """Note that the decision was carried out, or that there was nothing to end.
+        """Record that the decision was carried out, or that there was nothing to end.
 
         Args:
             client: the next producer id and epoch, from EndTxn version 5 on.
@@ -386,7 +386,7 @@ class TxnProducerState(Value, kw_only=True):
         return replace(self, state=S.ABORTABLE_ERROR, error=error, needs_epoch_bump=stale)
 
     def note_sequence_gap(self) -> "TxnProducerState":
-        """Note that a numbered batch failed: without another epoch its partition would take no more.
+        """Record that a numbered batch failed: without another epoch its partition would take no more.
 
         While the transaction is aborted, nothing else changes. Nothing of a prepared one can fail.
 

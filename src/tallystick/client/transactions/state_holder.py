@@ -5,6 +5,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from tallystick.client.errors import AbortRequired, ClientError, IllegalState, InvalidTxnState
+from tallystick.client.producer.sequences.txn_context import RecordFlow
 from tallystick.client.transactions.state import IllegalCall, State, TxnCall, TxnProducerState
 from tallystick.kernel.errors import Effect
 
@@ -14,17 +15,25 @@ T = TypeVar("T")
 class TxnStateHolder:
     """Holds `current`, which is replaced by calls, by answers and by failures. On one loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, flow: RecordFlow) -> None:
         self.current = TxnProducerState()
+        self._flow = flow
 
     def apply_call(self, call: TxnCall) -> None:
         """Move to the state that a call leads to. Raises: the error of a call that is not legal [CLI-42]."""
         self.current = require_legal(self.current.apply_call(call))
 
     def mark_open(self) -> None:
-        """Note that part of the transaction may be in the cluster."""
+        """Record that part of the transaction may be in the cluster."""
         if self.current.state is not State.FATAL:
             self.current = self.current.mark_open()
+
+    def apply_failure(self, api: str, error: ClientError) -> None:
+        """Apply the final failure of `api`; a transaction that fails by it accepts no more records."""
+        was_open = self.current.state is State.IN_TRANSACTION
+        self.current = self.current.apply_failure(api, error)
+        if was_open and self.current.state is not State.IN_TRANSACTION:
+            self._flow.close_gate(self.build_send_error)
 
     def build_send_error(self) -> ClientError:
         """Return the error for a record that cannot be sent."""
@@ -44,10 +53,10 @@ class TxnStateHolder:
         try:
             return await step
         except ClientError as exc:
-            self.current = self.current.apply_failure(api, exc)
+            self.apply_failure(api, exc)
             raise
         except asyncio.CancelledError:
-            self.current = self.current.apply_failure(api, cancelled)
+            self.apply_failure(api, cancelled)
             raise
 
     async def run_part(self, api: str, request: Awaitable[None]) -> None:
@@ -57,11 +66,11 @@ class TxnStateHolder:
         except ClientError as exc:
             if exc.effect is Effect.UNKNOWN:
                 self.mark_open()
-            self.current = self.current.apply_failure(api, exc)
+            self.apply_failure(api, exc)
             raise
         except asyncio.CancelledError:
             self.mark_open()
-            self.current = self.current.apply_failure(api, AbortRequired(f"{api} was cancelled"))
+            self.apply_failure(api, AbortRequired(f"{api} was cancelled"))
             raise
         self.mark_open()
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tallystick.client.config import AdminConfig, ProducerConfig
+from tallystick.client.settings.config import AdminConfig, ProducerConfig
 from tallystick.console.collect.store_reader import StoreAddress
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value

@@ -5,7 +5,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from tallystick.admin.txn.transactions import DEFAULT_LIMIT_MS
-from tallystick.client.config import AdminConfig
+from tallystick.client.settings.config import AdminConfig
 from tallystick.console.collect.store_reader import StoreAddress
 from tallystick.kernel.ids import is_table_url
 from tallystick.kernel.limits import MIB

@@ -17,8 +17,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from tallystick.client.aio.consumer import Consumer
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.consumer.errors import PositionUnknown
 from tallystick.client.consumer.rebalance import RebalanceListener
+from tallystick.client.errors import PositionUnknown
 from tallystick.dualwrite import tracing
 from tallystick.dualwrite.block.offsets import PolledBatch, first_offsets
 from tallystick.dualwrite.block.steps import AsyncStepRunner, Watch

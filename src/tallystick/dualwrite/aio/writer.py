@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from tallystick.admin.aio import Admin
-from tallystick.client import jitter
 from tallystick.client.aio.consumer import Consumer
 from tallystick.client.aio.producer import Column, Producer, serialize_record, serialize_rows
 from tallystick.client.errors import AbortRequired, SerializationFailed
-from tallystick.client.producer.delivery import BatchDelivery, Delivery
+from tallystick.client.net import backoff
+from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery
 from tallystick.client.serializers import mark_serialized
 from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite import tracing
@@ -584,7 +584,7 @@ class AsyncAttempts(Generic[D, R]):
         )
 
     async def _pause(self) -> None:
-        uniform = self._retry.random or jitter.uniform
+        uniform = self._retry.random or backoff.uniform
         pause_ms = self._retry.pause_ms(self._run_count, uniform())
         if pause_ms > 0:
             await asyncio.sleep(pause_ms / 1000)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
-from tallystick.client.config import ROLE_SETTINGS, ProducerConfig, is_client_setting
+from tallystick.client.settings.config import ROLE_SETTINGS, ProducerConfig, is_client_setting
 from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite.rules.model import NOTHING, StoredState
 from tallystick.kernel.check import require

@@ -14,8 +14,8 @@ from typing import Final
 from tallystick.admin.aio import Admin
 from tallystick.admin.model import TransactionDescription
 from tallystick.client.blocking.thread import engine_thread
-from tallystick.client.config import ConsumerConfig, is_client_setting
 from tallystick.client.consumer.engine import ConsumerEngine
+from tallystick.client.settings.config import ConsumerConfig, is_client_setting
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.records import Headers
 

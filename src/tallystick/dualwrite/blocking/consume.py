@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from tallystick.client.blocking.consumer import Consumer, RebalanceListener
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.consumer.errors import PositionUnknown
+from tallystick.client.errors import PositionUnknown
 from tallystick.dualwrite import tracing
 from tallystick.dualwrite.block.offsets import PolledBatch, first_offsets
 from tallystick.dualwrite.block.steps import StepRunner, Watch

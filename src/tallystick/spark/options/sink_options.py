@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-from tallystick.client.config import ProducerConfig
-from tallystick.client.kafka_names import ClientSettings
+from tallystick.client.settings.config import ProducerConfig
+from tallystick.client.settings.kafka_names import ClientSettings
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value, replace

@@ -14,8 +14,8 @@ from enum import Enum
 from typing import Final, cast
 
 from tallystick import _lazy
-from tallystick.client.config import ConsumerConfig
-from tallystick.client.kafka_names import ClientSettings
+from tallystick.client.settings.config import ConsumerConfig
+from tallystick.client.settings.kafka_names import ClientSettings
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX, TopicPartition
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value

@@ -14,9 +14,9 @@ from pyspark.sql.datasource import InputPartition
 
 from tallystick.admin.client import Admin
 from tallystick.admin.topics import EARLIEST, LATEST
-from tallystick.client.config import ROLE_SETTINGS, is_client_setting
 from tallystick.client.errors import BrokerRefused, ClientError, NotAuthorized, UnknownTopic
 from tallystick.client.net.metadata import TopicInfo
+from tallystick.client.settings.config import ROLE_SETTINGS, is_client_setting
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value

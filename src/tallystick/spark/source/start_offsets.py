@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from uuid import UUID
 
-from tallystick.client.config import is_client_setting
+from tallystick.client.settings.config import is_client_setting
 from tallystick.kernel.ids import TopicPartition
 from tallystick.spark import sink
 from tallystick.spark.checkpoint import keep_start_offsets, note_topic_ids, read_start

@@ -19,8 +19,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from tallystick.client.blocking.consumer import Consumer
-from tallystick.client.consumer.errors import PositionUnknown, TopicRecreated
-from tallystick.client.errors import ClientError, UnknownTopic
+from tallystick.client.errors import ClientError, PositionUnknown, TopicRecreated, UnknownTopic
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import TallystickError
 from tallystick.spark import source

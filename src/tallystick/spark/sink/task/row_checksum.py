@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from tallystick.client.producer.arrow_table import find_header_problem
+from tallystick.client.producer.batches.arrow_table import find_header_problem
 from tallystick.protocol.records.crc import crc32c
 from tallystick.spark.protocol.committable import RowChecksum
 from tallystick.spark.protocol.errors import InvalidRows

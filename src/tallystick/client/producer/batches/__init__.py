@@ -1,0 +1,1 @@
+"""Records between `send` and a Produce request: gathered into batches by partition."""

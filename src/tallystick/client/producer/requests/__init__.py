@@ -1,0 +1,1 @@
+"""Produce requests: which batches are sent when, and the meaning of a response for each of them."""

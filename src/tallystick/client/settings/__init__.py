@@ -1,0 +1,1 @@
+"""Settings of the clients by Kafka's names: what they accept, refuse and ignore."""
