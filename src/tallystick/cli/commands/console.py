@@ -1,4 +1,4 @@
-"""`tallystick console`: both halves of every transaction in a browser; by default it changes nothing."""
+"""`tallystick console`: both sides of every transaction in a browser; by default it changes nothing."""
 
 import asyncio
 import socket
@@ -75,7 +75,7 @@ def console(
     allow_actions: AllowActions = False,
     audit_log: AuditLog = None,
 ) -> None:
-    """Show both halves of every transaction in a browser; see docs/console.md.
+    """Show both sides of every transaction in a browser; see docs/console.md.
 
     Changes nothing without --allow-actions.
     """

@@ -1,4 +1,4 @@
-"""`tallystick top`: both halves of every transaction in a terminal, or once as a text."""
+"""`tallystick top`: both sides of every transaction in a terminal, or once as a text."""
 
 import asyncio
 import os
@@ -68,7 +68,7 @@ def top(
     allow_actions: AllowActions = False,
     audit_log: AuditLog = None,
 ) -> None:
-    """Show both halves of every transaction in a terminal; see docs/console/terminal.md.
+    """Show both sides of every transaction in a terminal; see docs/console/terminal.md.
 
     Changes nothing without --allow-actions.
     """

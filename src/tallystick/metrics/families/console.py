@@ -21,7 +21,7 @@ _BY_PART: Final = ("part",)
 # ---- transactions
 TRANSACTIONS: Final = make_gauge(
     "cluster_transactions",
-    "Transactions that are open or whose halves differ, by health: the words of the console's pages.",
+    "Transactions that are open or whose two sides differ, by health: the words of the console's pages.",
     ("health",),
 )
 TRANSACTIONS_BY_STATE: Final = make_gauge(
