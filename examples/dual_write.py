@@ -13,7 +13,7 @@ from tallystick import Completion, PreparedTxnState, Producer
 
 
 def recover(producer: Producer, database: sqlite3.Connection) -> Completion:
-    """Lay the two halves together: commit in Kafka exactly what the database has committed."""
+    """Lay the two sides together: commit in Kafka exactly what the database has committed."""
     database.execute("CREATE TABLE IF NOT EXISTS payments (what TEXT)")
     database.execute("CREATE TABLE IF NOT EXISTS prepared (one INTEGER PRIMARY KEY, state TEXT)")
     stored = database.execute("SELECT state FROM prepared").fetchone()

@@ -24,7 +24,7 @@ class Transaction:
         self.handle.execute(f"REPLACE INTO {TABLE} VALUES (?, ?)", (row.transactional_id, to_bytes(row)))
 
     def record(self, row: StoredState, before: StoredState | None = None) -> None:
-        check_record(self.row_of(row.transactional_id), row, before)  # raises Fenced, DatabaseBehind
+        check_record(self.row_of(row.transactional_id), row, before)  # raises WriterFenced, DatabaseBehind
         self.put(row)
 
     def commit(self) -> None:

@@ -21,7 +21,7 @@ from tests.support.dual_world import World, new_name
 from tests.support.effort import LONG
 from tests.support.servers import PostgreSQL, running
 
-from tallystick.dualwrite import DualWriter, Fenced, Finding, NotRecovered, Report, SqlStore
+from tallystick.dualwrite import DualWriter, Finding, NotRecovered, Report, SqlStore, WriterFenced
 from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
@@ -366,7 +366,7 @@ def test_the_old_writer_resumes_when_the_new_one_has_recovered(
         old.recover()
         world.pay(old, 1, "old")
     except FAILED as exc:
-        outcome = "fenced" if isinstance(exc, Fenced) else "failed"
+        outcome = "fenced" if isinstance(exc, WriterFenced) else "failed"
     recovering[0].report()
     if outcome == "fenced":
         assert "old" not in world.rows()

@@ -75,12 +75,10 @@ SHARED_CLASS_NAMES = {
     "Admin",
     "Consumer",
     "DualWriter",
-    "Fenced",
     "PendingCommit",
     "Producer",
     "RebalanceListener",
     "Transaction",
-    "Verdict",
     "WriterPool",
 }
 MANY_PARAMETERS = {

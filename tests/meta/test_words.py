@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,20 @@ ROOT = Path(__file__).parents[2]
 # Words of a style that hides the subject of a sentence: name the client, the broker, the caller instead.
 # In quotes and backticks, `nobody` is an account of the system.
 BANNED = re.compile(r"(?<![`\"'])\b(nobody|somebody|whoever|whomever)\b(?![`\"'])", re.IGNORECASE)
+
+UNNAMED = re.compile(r"(?<![a-z])(nobody|somebody|whoever|whomever)s?(?![a-z])")
+
+# Words for which English has plainer ones (style R19), in documentation: again, next to, no longer.
+DATED = re.compile(r"\b(anew|beside|any more|is told|are told|is asked|are asked)\b", re.IGNORECASE)
+QUOTES_THEM = {"docs/style.md"}
+
+# A paragraph begins with the thing that it is about; a heading or a question may begin so.
+OPENING = re.compile(r"(?:[-*] |\| )?(?:What|Who|Whose|Whom|Which)\b[^?]*$")
+
+# A docstring of a class or module names the thing: "Broker interface for Fetch", not "What Fetch needs".
+HEADLESS = re.compile(r"(What|Who|Whose|Whom|Which|When|Where|Why|How)\b")
+# A ratchet: the packages with such docstrings, and how many they may have at most.
+HEADLESS_MAX = {"client": 9, "console": 60, "pipeline": 1, "spark": 16}
 
 # A participle says how a value was got, not what it is (style R19): `found` is a row, `taken` a latency.
 IRREGULAR = re.compile(
@@ -86,6 +101,38 @@ def test_sentences_name_their_subject() -> None:
     assert findings == []
 
 
+def test_documentation_has_plain_words() -> None:
+    findings = [
+        f"{name}: {match.group(0)}"
+        for path in texts()
+        if path.suffix == ".md" and path.parent.name != "changes" and path.name != "CHANGELOG.md"
+        if (name := str(path.relative_to(ROOT))) not in QUOTES_THEM
+        if (match := DATED.search(path.read_text())) is not None
+    ]
+    assert findings == []
+
+
+def test_paragraphs_of_documentation_name_their_subject() -> None:
+    findings = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in texts()
+        if path.suffix == ".md" and path.parent.name != "changes"
+        for line in path.read_text().splitlines()
+        if OPENING.match(line)
+    ]
+    assert findings == []
+
+
+def test_docstrings_of_classes_and_modules_name_the_thing() -> None:
+    counts: Counter[str] = Counter()
+    for path in (ROOT / "src" / "tallystick").rglob("*.py"):
+        package = path.relative_to(ROOT / "src" / "tallystick").parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef):
+                counts[package] += HEADLESS.match(ast.get_docstring(node) or "") is not None
+    assert {package for package, count in counts.items() if count > HEADLESS_MAX.get(package, 0)} == set()
+
+
 def test_names_are_no_participles() -> None:
     """Say what the value is. A name that is gone is taken off the list."""
     names = {
@@ -109,6 +156,17 @@ def test_no_value_is_named_by_how_it_was_got() -> None:
         if name in BARE
     }
     assert names == {(path, "found") for path in FOUND}
+
+
+def test_tests_are_named_by_their_subject() -> None:
+    """Say which client, broker or caller a test is about."""
+    findings = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and UNNAMED.search(node.name)
+    ]
+    assert findings == []
 
 
 def test_a_banned_word_is_found() -> None:

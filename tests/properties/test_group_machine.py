@@ -354,7 +354,7 @@ class GroupMachine(RuleBasedStateMachine):
             assert group.has_pending_offset(partition)
 
     @invariant()
-    def nobody_is_in_two_places(self) -> None:
+    def no_member_is_joined_and_pending(self) -> None:
         """[GRP-3]"""
         group = self.world.groups.get(GROUP)
         if group is None:

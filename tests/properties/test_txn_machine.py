@@ -395,7 +395,7 @@ class TxnMachine(RuleBasedStateMachine):
         return entry is not None and isinstance(entry.phase, DecidedPhase)
 
     @rule()
-    def somebody_gets_through(self) -> None:
+    def a_client_gets_through(self) -> None:
         """And what it then does is done."""
         client = self.clients[0]
         self.get_through(0, keep=False, two_phase=False)

@@ -88,7 +88,7 @@ def test_what_was_aborted_is_not_seen(history: History) -> None:
 
 
 @pytest.mark.parametrize("commit_asked", [True, False])
-def test_a_transaction_nobody_knows_the_end_of(history: History, commit_asked: bool) -> None:
+def test_a_transaction_of_unknown_outcome(history: History, commit_asked: bool) -> None:
     transaction(history, told=None, commit_asked=commit_asked)
     assert not [*checkers.check_atomic(history, {A: [], B: []})]
     whole = [*checkers.check_atomic(history, {A: ["t:0:0"], B: ["t:0:1"]})]

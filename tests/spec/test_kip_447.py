@@ -253,7 +253,7 @@ def test_a_generation_of_a_group_that_is_not_there(knows: bool, code: str) -> No
     assert G not in world.groups
 
 
-def test_an_empty_group_accepts_whoever_has_no_generation() -> None:
+def test_an_empty_group_accepts_clients_without_a_generation() -> None:
     """Row 3, whatever else is said."""
     world = GroupMachineHarness()
     first = member(world)

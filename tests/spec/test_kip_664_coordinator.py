@@ -141,7 +141,7 @@ def test_a_marker_into_a_partition_it_does_not_have_is_not() -> None:
     assert unchanged(txn, before, records)
 
 
-def test_a_marker_for_an_id_nobody_knows_creates_none() -> None:
+def test_a_marker_for_an_unknown_id_creates_none() -> None:
     txn = Txn()
     txn.ask(RecordForcedMarker(writer=ident(42, 10), partition=P0))
     assert not txn.world.entries

@@ -339,7 +339,7 @@ def test_adding_partitions(way: str, state: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS_TO_ADD)
-def test_adding_to_an_id_nobody_knows(way: str) -> None:
+def test_adding_to_an_unknown_id(way: str) -> None:
     txn = Txn()
     assert code(add(txn, way, ident(42, 10), P0)) == UNKNOWN
     assert not txn.world.entries
@@ -406,7 +406,7 @@ def test_verifying_partitions(state: str) -> None:
     assert unchanged(txn, before, records)
 
 
-def test_verifying_for_an_id_nobody_knows() -> None:
+def test_verifying_for_an_unknown_id() -> None:
     assert code(Txn().verify(ident(42, 10))) == UNKNOWN
 
 

@@ -154,7 +154,7 @@ def test_keep_with_nothing_open_is_an_ordinary_bump(two_phase: bool) -> None:
     assert txn.state == "Empty"
 
 
-def test_keep_for_an_id_nobody_knows_creates_it() -> None:
+def test_keep_for_an_unknown_id_creates_it() -> None:
     """KIP-939 "Motivation", recovery recipe: "is used when committing the database transaction fails or after
     restarts": the first start looks like any other, and must not fail."""
     txn = Txn(spares=(42,))

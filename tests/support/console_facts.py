@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tallystick.admin.model import OpenTransaction, TransactionDescription
-from tallystick.admin.txn.hanging import VERDICT_BY_FINDING, HangingCase, HangingFinding, Verdict
+from tallystick.admin.txn.hanging import VERDICT_BY_FINDING, HangingCase, HangingFinding, HangingVerdict
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.console.model.snapshot import (
     ClusterFacts,
@@ -65,7 +65,7 @@ def make_case(
     *,
     partition: TopicPartition = ORDERS,
     start_offset: int = 10,
-    verdict: Verdict | None = None,
+    verdict: HangingVerdict | None = None,
 ) -> HangingCase:
     return HangingCase(
         transaction=OpenTransaction(

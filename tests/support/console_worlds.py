@@ -16,7 +16,7 @@ from tests.support.console_facts import (
 )
 
 from tallystick.admin.model import GroupDescription, MemberDescription, TransactionDescription
-from tallystick.admin.txn.hanging import HangingCase, HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingCase, HangingFinding, HangingVerdict
 from tallystick.client.net.metadata import Node
 from tallystick.client.settings.config import Address
 from tallystick.console.model.snapshot import (
@@ -148,7 +148,7 @@ def _list_shop_transactions() -> tuple[list[TransactionDescription], list[Hangin
             pair(2291, 0),
             partition=_at("orders-1"),
             start_offset=8_661_207,
-            verdict=Verdict.HANGING,
+            verdict=HangingVerdict.HANGING,
         )
     )
     return descriptions, cases

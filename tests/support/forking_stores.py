@@ -29,7 +29,7 @@ from tallystick.dualwrite import (
     DeltaStore,
     DjangoStore,
     DualWriter,
-    NotYours,
+    ManagedByWriter,
     RocksStore,
     SqlStore,
     ZooKeeperStore,
@@ -105,7 +105,7 @@ class Case:
     def report(self, name: str, first: int) -> None:
         try:
             self.write(name, first, WRITES)
-        except (NotYours, BadStore) as exc:
+        except (ManagedByWriter, BadStore) as exc:
             assert "fork" in str(exc), exc
             how = "refused"
         else:

@@ -23,7 +23,7 @@ from tests.support.forking import (
     written,
 )
 
-from tallystick.dualwrite import DualWriter, Lease, NotYours, SqlStore, WriterPool
+from tallystick.dualwrite import DualWriter, Lease, ManagedByWriter, SqlStore, WriterPool
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.testing import eventually
 
@@ -69,8 +69,8 @@ def writer_refuses(writer: DualWriter[SqlTransaction]) -> None:
         with writer.transaction():
             pass
 
-    for call in (enter, lambda: writer.run(lambda _: None), writer.recover, writer.look):
-        refused(call, NotYours)
+    for call in (enter, lambda: writer.run(lambda _: None), writer.recover, writer.inspect):
+        refused(call, ManagedByWriter)
     assert not writer.ready
     writer.close()
     writer.close()
@@ -98,7 +98,7 @@ def writer_new() -> None:
 @state
 def writer_looked() -> None:
     with database() as engine, writer_of(engine) as writer:
-        writer.look()
+        writer.inspect()
         fork(lambda: writer_refuses(writer))
         writer.recover()
         pay(writer, "a")
@@ -125,12 +125,12 @@ def writer_in_a_transaction() -> None:
             txn.send(forking.TOPIC, b"a").result(30)
 
             def check() -> None:
-                refused(lambda: txn.send(forking.TOPIC, b"child"), NotYours)
-                refused(lambda: txn.send_batch(forking.TOPIC, [b"child"]), NotYours)
+                refused(lambda: txn.send(forking.TOPIC, b"child"), ManagedByWriter)
+                refused(lambda: txn.send_batch(forking.TOPIC, [b"child"]), ManagedByWriter)
                 with consumer() as own:
-                    refused(lambda: txn.send_offsets(own), NotYours)
+                    refused(lambda: txn.send_offsets(own), ManagedByWriter)
                 for name in ("database", "connection", "session"):
-                    refused(lambda: getattr(txn, name), NotYours)
+                    refused(lambda: getattr(txn, name), ManagedByWriter)
                 writer_refuses(writer)
 
             fork(check)
@@ -152,7 +152,7 @@ def writer_with_rows_in_memory() -> None:
                 event.listen(txn.session, "before_commit", lambda _: flushed.append(os.getpid()))
                 event.listen(txn.session, "before_flush", lambda *_: flushed.append(os.getpid()))
                 child = os.fork()
-        except NotYours:
+        except ManagedByWriter:
             os._exit(7 if os.getpid() not in flushed else 8)
         if child == 0:
             os._exit(9)
@@ -208,7 +208,7 @@ def writer_pool() -> None:
 
             def check() -> None:
                 for call in (enter, lambda: pool.run(lambda _: None), pool.recover):
-                    refused(call, NotYours)
+                    refused(call, ManagedByWriter)
                 pool.close()
 
             fork(check)
@@ -231,7 +231,7 @@ def leased_pool() -> None:
 
             def check() -> None:
                 for call in (pool.writer().__enter__, pool.recover):
-                    refused(call, NotYours)
+                    refused(call, ManagedByWriter)
                 pool.close()
                 assert leases(engine) == before
 

@@ -18,7 +18,7 @@ from tests.support.console_facts import (
 )
 
 from tallystick.admin.model import GroupDescription, MemberDescription
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.client.net.metadata import Node
 from tallystick.console.actions.config import ActionConfig
 from tallystick.console.actions.readings import Reading, TransactionReading
@@ -82,7 +82,7 @@ def make_hostile_snapshot(name: str) -> Snapshot:
                 None,
                 pair(77, 0),
                 partition=topic,
-                verdict=Verdict.HANGING,
+                verdict=HangingVerdict.HANGING,
             ),
         ],
         stores=[make_hostile_store(name), make_store(name=f"{name}-away", failures=(f"{name}: away",))],

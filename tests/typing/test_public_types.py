@@ -138,7 +138,7 @@ REVEALED_OF_CLIENTS = [
 REVEALED_OF_ADMIN = [
     '"CreatedTopic"',
     '"typing.Mapping[ConfigResource, ClientError]"',
-    '"Verdict"',
+    '"HangingVerdict"',
     '"typing.Mapping[TopicPartition, OffsetAndTimestamp | None]"',
     '"tuple[Acl, ...]"',
 ]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         UserScramCredentialUpsertion,
     )
     from tallystick.admin.topics import EARLIEST, LATEST, MAX_TIMESTAMP, NewTopic
-    from tallystick.admin.txn.hanging import Verdict
+    from tallystick.admin.txn.hanging import HangingVerdict
     from tallystick.admin.txn.transaction_log import TransactionLogFollower
     from tallystick.admin.txn.transactions import AbortPlan, AbortSpec, HangingReport, OpenTransactionsReport
     from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
@@ -45,6 +45,7 @@ __all__ = [
     "ConfigResource",
     "ConfigValue",
     "HangingReport",
+    "HangingVerdict",
     "NewTopic",
     "NotSafe",
     "NothingOpen",
@@ -57,7 +58,6 @@ __all__ = [
     "TransitionKind",
     "UserScramCredentialDeletion",
     "UserScramCredentialUpsertion",
-    "Verdict",
 ]
 
 if not TYPE_CHECKING:
@@ -66,7 +66,7 @@ if not TYPE_CHECKING:
         "admin.client": ("Admin",),
         "admin.configs": ("ConfigResource", "ConfigValue", "ResourceType"),
         "admin.errors": ("BrokerDown", "NothingOpen", "NotSafe"),
-        "admin.txn.hanging": ("Verdict",),
+        "admin.txn.hanging": ("HangingVerdict",),
         "admin.admin_call": ("Answers",),
         "admin.scram": (
             "ScramCredentialInfo",

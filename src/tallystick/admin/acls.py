@@ -61,7 +61,7 @@ class PartlyDeleted(ClientError):
         return f"{self.why}; deleted of that filter: {len(self.deleted)} rules"
 
 
-async def describe(asker: AdminCall, acl_filter: AclFilter) -> tuple[Acl, ...]:
+async def describe(call: AdminCall, acl_filter: AclFilter) -> tuple[Acl, ...]:
     request = acls_api.DescribeAclsRequest(
         resource_type_filter=acl_filter.resource,
         resource_name_filter=acl_filter.name,
@@ -73,9 +73,7 @@ async def describe(asker: AdminCall, acl_filter: AclFilter) -> tuple[Acl, ...]:
     )
 
     async def attempt() -> tuple[Acl, ...]:
-        answer = await asker.cluster.send(
-            await asker.find_controller(), request, acls_api.DescribeAclsResponse
-        )
+        answer = await call.cluster.send(await call.find_controller(), request, acls_api.DescribeAclsResponse)
         if answer.error_code:
             raise build_broker_error("DescribeAcls", "", answer.error_code, answer.error_message)
         return tuple(
@@ -84,13 +82,13 @@ async def describe(asker: AdminCall, acl_filter: AclFilter) -> tuple[Acl, ...]:
             for each in resource.acls
         )
 
-    return await asker.cluster.run_with_retries("DescribeAcls", "", attempt, asker.deadline)
+    return await call.cluster.run_with_retries("DescribeAcls", "", attempt, call.deadline)
 
 
-async def create(asker: AdminCall, acls: Iterable[Acl]) -> Answers[Acl, None]:
+async def create(call: AdminCall, acls: Iterable[Acl]) -> Answers[Acl, None]:
     async def ask(some: Sequence[Acl]) -> dict[Acl, ClientError | None]:
         request = acls_api.CreateAclsRequest(creations=tuple(_to_acl_creation(each) for each in some))
-        answer = await asker.cluster.send(await asker.find_controller(), request, acls_api.CreateAclsResponse)
+        answer = await call.cluster.send(await call.find_controller(), request, acls_api.CreateAclsResponse)
         return {
             acl: build_broker_error("CreateAcls", acl, each.error_code, each.error_message)
             if each.error_code
@@ -98,19 +96,19 @@ async def create(asker: AdminCall, acls: Iterable[Acl]) -> Answers[Acl, None]:
             for acl, each in zip(some, answer.results, strict=False)
         }
 
-    return await asker.send_with_retries("CreateAcls", acls, ask)
+    return await call.send_with_retries("CreateAcls", acls, ask)
 
 
-async def delete(asker: AdminCall, filters: Iterable[AclFilter]) -> Answers[AclFilter, tuple[Acl, ...]]:
+async def delete(call: AdminCall, filters: Iterable[AclFilter]) -> Answers[AclFilter, tuple[Acl, ...]]:
     deleted: dict[AclFilter, list[Acl]] = {acl_filter: [] for acl_filter in filters}
 
     async def ask(some: Sequence[AclFilter]) -> dict[AclFilter, ClientError | None]:
         request = acls_api.DeleteAclsRequest(filters=tuple(_to_wire_filter(each) for each in some))
-        answer = await asker.cluster.send(await asker.find_controller(), request, acls_api.DeleteAclsResponse)
+        answer = await call.cluster.send(await call.find_controller(), request, acls_api.DeleteAclsResponse)
         results = zip(some, answer.filter_results, strict=False)
         return {acl_filter: _collect_deletions(result, deleted[acl_filter]) for acl_filter, result in results}
 
-    answers = await asker.send_with_retries("DeleteAcls", deleted, ask)
+    answers = await call.send_with_retries("DeleteAcls", deleted, ask)
     return Answers(
         found={acl_filter: tuple(deleted[acl_filter]) for acl_filter in answers.found},
         failures={

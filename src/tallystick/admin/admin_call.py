@@ -1,4 +1,4 @@
-"""Requests to several brokers with one result: the answers, and the failures beside them.
+"""Requests to several brokers with one result: the answers, and the failures.
 
 A broker that is down must neither hide what the others know nor go unmentioned, so a result carries both
 [ADM-2].
@@ -89,7 +89,7 @@ class AdminCall:
         self.deadline = deadline
 
     def halve_deadline(self) -> "AdminCall":
-        """Return an Asker for one of several steps, with half of the time that is left.
+        """Return a call for one of several steps, with half of the time that is left.
 
         A step that cannot be answered then leaves time for the steps after it [ADM-2].
         """

@@ -21,9 +21,9 @@ class ClusterDescription(Value, kw_only=True):
     brokers: tuple[Node, ...]
 
 
-async def describe(asker: AdminCall) -> ClusterDescription:
-    cluster = asker.cluster
-    image = await cluster.run_with_retries("Metadata", "", cluster.refresh, asker.deadline)
+async def describe(call: AdminCall) -> ClusterDescription:
+    cluster = call.cluster
+    image = await cluster.run_with_retries("Metadata", "", cluster.refresh, call.deadline)
     return ClusterDescription(
         cluster_id=image.cluster_id,
         controller=image.controller_id,
@@ -31,10 +31,10 @@ async def describe(asker: AdminCall) -> ClusterDescription:
     )
 
 
-async def describe_features(asker: AdminCall) -> Mapping[str, int]:
+async def describe_features(call: AdminCall) -> Mapping[str, int]:
     """Return the finalized levels by name, from the first broker that answers and has any."""
-    cluster = asker.cluster
-    await asker.list_brokers()
+    cluster = call.cluster
+    await call.list_brokers()
 
     async def attempt() -> Mapping[str, int]:
         failures: list[ClientError] = []
@@ -52,11 +52,11 @@ async def describe_features(asker: AdminCall) -> Mapping[str, int]:
             raise failures[0]
         return dict(cluster.connections.finalized_features.levels)
 
-    return await cluster.run_with_retries("ApiVersions", "", attempt, asker.deadline)
+    return await cluster.run_with_retries("ApiVersions", "", attempt, call.deadline)
 
 
 async def update_features(
-    asker: AdminCall, levels: Mapping[str, int], *, downgrade: bool, unsafe: bool, validate_only: bool
+    call: AdminCall, levels: Mapping[str, int], *, downgrade: bool, unsafe: bool, validate_only: bool
 ) -> None:
     """Set finalized levels, all or none.
 
@@ -64,7 +64,7 @@ async def update_features(
     """
     upgrade_type = 3 if unsafe else 2 if downgrade else 1
     request = UpdateFeaturesRequest(
-        timeout_ms=asker.cluster.config.request_timeout_ms,
+        timeout_ms=call.cluster.config.request_timeout_ms,
         feature_updates=tuple(
             FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=upgrade_type)
             for name, level in levels.items()
@@ -74,10 +74,10 @@ async def update_features(
     subject = ", ".join(f"{name}={level}" for name, level in levels.items())
 
     async def attempt() -> None:
-        answer = await asker.cluster.send(await asker.find_controller(), request, UpdateFeaturesResponse)
+        answer = await call.cluster.send(await call.find_controller(), request, UpdateFeaturesResponse)
         failed = [each for each in answer.results if each.error_code]
         if answer.error_code or failed:
             first = failed[0] if failed else answer
             raise build_broker_error("UpdateFeatures", subject, first.error_code, first.error_message)
 
-    await asker.cluster.run_with_retries("UpdateFeatures", subject, attempt, asker.deadline)
+    await call.cluster.run_with_retries("UpdateFeatures", subject, attempt, call.deadline)

@@ -65,13 +65,13 @@ _BROKER_TYPES: Final = (ResourceType.BROKER, ResourceType.BROKER_LOGGER)
 
 
 async def describe(
-    asker: AdminCall, resources: Iterable[ConfigResource], names: Sequence[str] | None
+    call: AdminCall, resources: Iterable[ConfigResource], names: Sequence[str] | None
 ) -> Answers[ConfigResource, Mapping[str, ConfigValue]]:
     async def ask(
         some: Sequence[ConfigResource],
     ) -> dict[ConfigResource, Mapping[str, ConfigValue] | ClientError]:
         values: dict[ConfigResource, Mapping[str, ConfigValue] | ClientError] = {}
-        for node, group in (await _group_by_broker(asker, some)).items():
+        for node, group in (await _group_by_broker(call, some)).items():
             request = dc.DescribeConfigsRequest(
                 resources=tuple(
                     dc.DescribeConfigsResource(
@@ -82,7 +82,7 @@ async def describe(
                     for each in group
                 )
             )
-            answer = await asker.cluster.send(node, request, dc.DescribeConfigsResponse)
+            answer = await call.cluster.send(node, request, dc.DescribeConfigsResponse)
             for result in answer.results:
                 at = ConfigResource(ResourceType(result.resource_type), result.resource_name)
                 if result.error_code:
@@ -93,27 +93,27 @@ async def describe(
                     values[at] = {each.name: _to_config_value(each) for each in result.configs}
         return values
 
-    return await asker.send_with_retries("DescribeConfigs", resources, ask)
+    return await call.send_with_retries("DescribeConfigs", resources, ask)
 
 
 async def alter(
-    asker: AdminCall, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool
+    call: AdminCall, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool
 ) -> Answers[ConfigResource, None]:
     async def ask(some: Sequence[ConfigResource]) -> dict[ConfigResource, ClientError | None]:
         errors: dict[ConfigResource, ClientError | None] = {}
-        for node, group in (await _group_by_broker(asker, some)).items():
+        for node, group in (await _group_by_broker(call, some)).items():
             request = ac.IncrementalAlterConfigsRequest(
                 resources=tuple(_to_alter_resource(each, changes[each]) for each in group),
                 validate_only=validate_only,
             )
-            answer = await asker.cluster.send(node, request, ac.IncrementalAlterConfigsResponse)
+            answer = await call.cluster.send(node, request, ac.IncrementalAlterConfigsResponse)
             for result in answer.responses:
                 at = ConfigResource(ResourceType(result.resource_type), result.resource_name)
                 code, text = result.error_code, result.error_message
                 errors[at] = build_broker_error("IncrementalAlterConfigs", at, code, text) if code else None
         return errors
 
-    return await asker.send_with_retries("IncrementalAlterConfigs", changes, ask)
+    return await call.send_with_retries("IncrementalAlterConfigs", changes, ask)
 
 
 def _to_alter_resource(at: ConfigResource, changes: Mapping[str, str | None]) -> ac.AlterConfigsResource:
@@ -130,15 +130,15 @@ def _to_alter_resource(at: ConfigResource, changes: Mapping[str, str | None]) ->
 
 
 async def _group_by_broker(
-    asker: AdminCall, resources: Sequence[ConfigResource]
+    call: AdminCall, resources: Sequence[ConfigResource]
 ) -> dict[int, list[ConfigResource]]:
     """Group resources by broker: its own settings go to that broker, all others to the controller."""
-    nodes = asker.cluster.image.nodes
+    nodes = call.cluster.image.nodes
     broker_ids = {
         int(each.name) for each in resources if each.type in _BROKER_TYPES and each.name.isdecimal()
     }
     if not nodes or not broker_ids <= nodes.keys():  # a broker that was down may be listed again
-        nodes = (await asker.cluster.refresh()).nodes
+        nodes = (await call.cluster.refresh()).nodes
     by_node: dict[int, list[ConfigResource]] = {}
     for each in resources:
         if each.type in _BROKER_TYPES and each.name:
@@ -146,7 +146,7 @@ async def _group_by_broker(
                 raise NotSupported(str(each), f"the cluster lists {', '.join(map(str, sorted(nodes)))}")
             by_node.setdefault(int(each.name), []).append(each)
         else:
-            by_node.setdefault(await asker.find_controller(), []).append(each)
+            by_node.setdefault(await call.find_controller(), []).append(each)
     return by_node
 
 

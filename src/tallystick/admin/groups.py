@@ -50,12 +50,12 @@ NAMED_TOPICS_VERSION_MAX: Final = 9
 
 
 async def list_all(
-    asker: AdminCall, *, states: Collection[str], types: Collection[str]
+    call: AdminCall, *, states: Collection[str], types: Collection[str]
 ) -> Answers[int, tuple[GroupListing, ...]]:
     request = ListGroupsRequest(states_filter=tuple(states), types_filter=tuple(types))
 
     async def ask(node_id: int) -> tuple[GroupListing, ...]:
-        answer = await asker.send_to_broker(node_id, request, ListGroupsResponse, lambda a: a.error_code)
+        answer = await call.send_to_broker(node_id, request, ListGroupsResponse, lambda a: a.error_code)
         return tuple(
             GroupListing(
                 group_id=each.group_id,
@@ -67,27 +67,27 @@ async def list_all(
             for each in answer.groups
         )
 
-    return await gather_answers(await asker.list_brokers(), ask)
+    return await gather_answers(await call.list_brokers(), ask)
 
 
-async def describe(asker: AdminCall, group_ids: Iterable[str]) -> Answers[str, GroupDescription]:
+async def describe(call: AdminCall, group_ids: Iterable[str]) -> Answers[str, GroupDescription]:
     """Describe groups, in as few requests to each coordinator as possible."""
 
     async def ask(node_id: int, some: Sequence[str]) -> Mapping[str, GroupDescription | ClientError]:
-        answers = await _describe_consumer_groups(asker, node_id, some)
+        answers = await _describe_consumer_groups(call, node_id, some)
         others = [name for name in some if name not in answers]
-        return {**answers, **(await _describe_classic_groups(asker, node_id, others) if others else {})}
+        return {**answers, **(await _describe_classic_groups(call, node_id, others) if others else {})}
 
-    return await asker.send_to_coordinators("group", group_ids, ask, "DescribeGroups")
+    return await call.send_to_coordinators("group", group_ids, ask, "DescribeGroups")
 
 
 async def _describe_consumer_groups(
-    asker: AdminCall, node_id: int, names: Sequence[str]
+    call: AdminCall, node_id: int, names: Sequence[str]
 ) -> dict[str, GroupDescription | ClientError]:
     """Describe groups of the consumer protocol (KIP-848); leave out those that may be classic ones."""
     request = cgd.ConsumerGroupDescribeRequest(group_ids=tuple(names), include_authorized_operations=False)
     try:
-        answer = await asker.cluster.send(node_id, request, cgd.ConsumerGroupDescribeResponse)
+        answer = await call.cluster.send(node_id, request, cgd.ConsumerGroupDescribeResponse)
     except NotSupported:
         return {}
     return {
@@ -124,7 +124,7 @@ def _to_consumer_group(node_id: int, group: cgd.DescribedGroup) -> GroupDescript
 
 
 async def _describe_classic_groups(
-    asker: AdminCall, node_id: int, names: Sequence[str]
+    call: AdminCall, node_id: int, names: Sequence[str]
 ) -> dict[str, GroupDescription | ClientError]:
     """Describe classic groups.
 
@@ -132,7 +132,7 @@ async def _describe_classic_groups(
     without an error.
     """
     request = DescribeGroupsRequest(groups=tuple(names))
-    answer = await asker.cluster.send(node_id, request, DescribeGroupsResponse)
+    answer = await call.cluster.send(node_id, request, DescribeGroupsResponse)
     answers: dict[str, GroupDescription | ClientError] = {}
     for each in answer.groups:
         is_unknown = not each.error_code and each.group_state == "Dead"
@@ -178,10 +178,10 @@ def _single_code(codes: list[int]) -> int:
     return codes[0] if len(codes) == 1 else ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-async def delete(asker: AdminCall, group_ids: Iterable[str]) -> Answers[str, None]:
+async def delete(call: AdminCall, group_ids: Iterable[str]) -> Answers[str, None]:
     async def one(name: str) -> None:
         request = DeleteGroupsRequest(groups_names=(name,))
-        await asker.send_to_coordinator(
+        await call.send_to_coordinator(
             "group",
             name,
             request,
@@ -196,28 +196,28 @@ async def delete(asker: AdminCall, group_ids: Iterable[str]) -> Answers[str, Non
 
 
 async def list_offsets(
-    asker: AdminCall, group_id: str, *, require_stable: bool
+    call: AdminCall, group_id: str, *, require_stable: bool
 ) -> Mapping[TopicPartition, OffsetAndMetadata]:
     request = OffsetFetchRequest(group_id=group_id, topics=None, require_stable=require_stable)
 
     async def attempt() -> Mapping[TopicPartition, OffsetAndMetadata]:
-        node = await asker.cluster.find_coordinator("group", group_id)
-        answer = await asker.cluster.send(
+        node = await call.cluster.find_coordinator("group", group_id)
+        answer = await call.cluster.send(
             node, request, OffsetFetchResponse, max_version=OFFSET_FETCH_VERSION_MAX
         )
         offsets = parse_offset_fetch_response(answer, group_id)
         return {at: offset for at, offset in offsets.items() if offset is not None}
 
-    return await asker.cluster.run_with_retries("OffsetFetch", group_id, attempt, asker.deadline)
+    return await call.cluster.run_with_retries("OffsetFetch", group_id, attempt, call.deadline)
 
 
-async def describe_offsets(asker: AdminCall, group_ids: Iterable[str]) -> Answers[str, GroupOffsets]:
+async def describe_offsets(call: AdminCall, group_ids: Iterable[str]) -> Answers[str, GroupOffsets]:
     """Read the committed offsets of groups, and which wait for a transaction (KIP-447)."""
-    stable = await _fetch_offsets(asker, group_ids, require_stable=True)
+    stable = await _fetch_offsets(call, group_ids, require_stable=True)
     waiting = [name for name, each in stable.found.items() if each.pending]
     if not waiting:
         return stable
-    present = await _fetch_offsets(asker, waiting, require_stable=False)
+    present = await _fetch_offsets(call, waiting, require_stable=False)
     descriptions = {
         name: each if name not in present.found else replace(present.found[name], pending=each.pending)
         for name, each in stable.found.items()
@@ -227,10 +227,10 @@ async def describe_offsets(asker: AdminCall, group_ids: Iterable[str]) -> Answer
 
 
 async def _fetch_offsets(
-    asker: AdminCall, group_ids: Iterable[str], *, require_stable: bool
+    call: AdminCall, group_ids: Iterable[str], *, require_stable: bool
 ) -> Answers[str, GroupOffsets]:
     async def ask(node_id: int, some: Sequence[str]) -> Mapping[str, GroupOffsets | ClientError]:
-        versions = await asker.cluster.wait_for_versions(node_id)
+        versions = await call.cluster.wait_for_versions(node_id)
         version = versions.find_latest_usable(ApiKey.OFFSET_FETCH)
         # KIP-709: several groups in one request. Version 10 names topics by id.
         requests = (
@@ -245,7 +245,7 @@ async def _fetch_offsets(
         )
         answers: dict[str, GroupOffsets | ClientError] = {}
         for request in requests:
-            answer = await asker.cluster.send(
+            answer = await call.cluster.send(
                 node_id, request, OffsetFetchResponse, max_version=NAMED_TOPICS_VERSION_MAX
             )
             if not request.groups:
@@ -254,7 +254,7 @@ async def _fetch_offsets(
                 answers[each.group_id] = _to_group_offsets(each.group_id, each)
         return answers
 
-    return await asker.send_to_coordinators("group", group_ids, ask, "OffsetFetch")
+    return await call.send_to_coordinators("group", group_ids, ask, "OffsetFetch")
 
 
 def _to_group_offsets(
@@ -274,27 +274,27 @@ def _to_group_offsets(
 
 
 async def alter_offsets(
-    asker: AdminCall, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    call: AdminCall, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> Answers[TopicPartition, None]:
     async def ask(some: Sequence[TopicPartition]) -> dict[TopicPartition, ClientError | None]:
-        node = await _find_coordinator(asker, group_id)
+        node = await _find_coordinator(call, group_id)
         request = build_offset_commit_request(
             GroupMetadata(group_id=group_id), {at: offsets[at] for at in some}
         )
-        answer = await asker.cluster.send(
+        answer = await call.cluster.send(
             node, request, OffsetCommitResponse, max_version=OFFSET_COMMIT_VERSION_MAX
         )
         refusals = parse_offset_commit_errors(answer)
-        return {at: _forget_if_retriable(asker, group_id, refusals.get(at)) for at in some}
+        return {at: _forget_if_retriable(call, group_id, refusals.get(at)) for at in some}
 
-    return await asker.send_with_retries("OffsetCommit", offsets, ask)
+    return await call.send_with_retries("OffsetCommit", offsets, ask)
 
 
 async def delete_offsets(
-    asker: AdminCall, group_id: str, partitions: Iterable[TopicPartition]
+    call: AdminCall, group_id: str, partitions: Iterable[TopicPartition]
 ) -> Answers[TopicPartition, None]:
     async def ask(some: Sequence[TopicPartition]) -> dict[TopicPartition, ClientError | None]:
-        node = await _find_coordinator(asker, group_id)
+        node = await _find_coordinator(call, group_id)
         request = od.OffsetDeleteRequest(
             group_id=group_id,
             topics=tuple(
@@ -305,10 +305,10 @@ async def delete_offsets(
                 for name, indexes in group_by_topic(some).items()
             ),
         )
-        answer = await asker.cluster.send(node, request, od.OffsetDeleteResponse)
+        answer = await call.cluster.send(node, request, od.OffsetDeleteResponse)
         if answer.error_code:
             failure = build_broker_error("OffsetDelete", group_id, answer.error_code)
-            _forget_if_retriable(asker, group_id, failure)
+            _forget_if_retriable(call, group_id, failure)
             raise failure
         return {
             at: build_broker_error("OffsetDelete", at, p.error_code) if p.error_code else None
@@ -317,20 +317,20 @@ async def delete_offsets(
             for at in (TopicPartition(t.name, p.partition_index),)
         }
 
-    return await asker.send_with_retries("OffsetDelete", partitions, ask)
+    return await call.send_with_retries("OffsetDelete", partitions, ask)
 
 
-async def _find_coordinator(asker: AdminCall, group_id: str) -> int:
-    return await asker.cluster.find_coordinator("group", group_id)
+async def _find_coordinator(call: AdminCall, group_id: str) -> int:
+    return await call.cluster.find_coordinator("group", group_id)
 
 
 def _forget_if_retriable(
-    asker: AdminCall, group_id: str, failure: BrokerRefused | None
+    call: AdminCall, group_id: str, failure: BrokerRefused | None
 ) -> BrokerRefused | None:
     """Forget the group's coordinator after a failure worth repeating, and return the failure.
 
     `AdminCall.send_with_retries` covers many keys, so it cannot look the coordinator up again by itself.
     """
     if failure is not None and failure.remedy.repeats:
-        asker.cluster.forget_coordinator("group", group_id)
+        call.cluster.forget_coordinator("group", group_id)
     return failure

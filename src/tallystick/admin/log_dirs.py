@@ -21,7 +21,7 @@ class BrokerDirectory(Value, kw_only=True):
     failure       why the broker cannot use it; None if it can
     total_bytes   of its volume; None if the broker does not tell
     usable_bytes  of these, what the broker may still write; None if the broker does not tell
-    topic_bytes   size of each topic in it, if sizes were asked for
+    topic_bytes   size of each topic in it, if the call requested sizes
     """
 
     path: str
@@ -32,18 +32,18 @@ class BrokerDirectory(Value, kw_only=True):
 
 
 async def describe(
-    asker: AdminCall, brokers: Collection[int] | None, *, sizes: bool
+    call: AdminCall, brokers: Collection[int] | None, *, sizes: bool
 ) -> Answers[int, tuple[BrokerDirectory, ...]]:
     """Return the directories of each broker, by its id."""
     request = DescribeLogDirsRequest(topics=None if sizes else ())
 
     async def ask(node_id: int) -> tuple[BrokerDirectory, ...]:
-        answer = await asker.send_to_broker(
+        answer = await call.send_to_broker(
             node_id, request, DescribeLogDirsResponse, lambda response: response.error_code
         )
         return tuple(_read_result(node_id, each) for each in answer.results)
 
-    node_ids = await asker.list_brokers(None if brokers is None else sorted(brokers))
+    node_ids = await call.list_brokers(None if brokers is None else sorted(brokers))
     return await gather_answers(node_ids, ask)
 
 

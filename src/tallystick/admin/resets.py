@@ -32,7 +32,7 @@ class PlannedOffset(Value, kw_only=True):
 def plan_reset(
     admin: Admin, group_id: str, partitions: Sequence[TopicPartition], to: StartSpec | ShiftBy
 ) -> Mapping[TopicPartition, PlannedOffset]:
-    """Plan the offsets of a reset, beside the committed ones. Changes nothing.
+    """Plan the offsets of a reset, next to the committed ones. Changes nothing.
 
     Raises: NotSupported for a shift without a committed offset; UnknownTopic.
     """

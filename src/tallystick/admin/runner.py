@@ -1,4 +1,4 @@
-"""What the blocking administration client runs its calls on: the engine thread.
+"""Runner of the blocking administration client's calls on the engine thread.
 
 A forked child has no engine thread; a client opened before the fork refuses every call there [CLI-61].
 """

@@ -1,4 +1,4 @@
-"""What the asyncio administration client runs its calls on: the caller's event loop."""
+"""Runner of the asyncio administration client's calls on the caller's event loop."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Concatenate, ParamSpec, TypeVar

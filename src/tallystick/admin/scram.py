@@ -48,14 +48,14 @@ class UserScramCredentialDeletion(Value):
 UserScramCredentialAlteration = UserScramCredentialUpsertion | UserScramCredentialDeletion
 
 
-async def describe(asker: AdminCall, users: Iterable[str]) -> Answers[str, tuple[ScramCredentialInfo, ...]]:
+async def describe(call: AdminCall, users: Iterable[str]) -> Answers[str, tuple[ScramCredentialInfo, ...]]:
     names = tuple(dict.fromkeys(users))
     request = scram_credentials.DescribeUserScramCredentialsRequest(
         users=tuple(scram_credentials.UserName(name=name) for name in names) or None
     )
 
     async def attempt() -> scram_credentials.DescribeUserScramCredentialsResponse:
-        answer = await asker.cluster.send_to_any(
+        answer = await call.cluster.send_to_any(
             request, scram_credentials.DescribeUserScramCredentialsResponse
         )
         if answer.error_code:
@@ -65,7 +65,7 @@ async def describe(asker: AdminCall, users: Iterable[str]) -> Answers[str, tuple
         return answer
 
     api = "DescribeUserScramCredentials"
-    answer = await asker.cluster.run_with_retries(api, "", attempt, asker.deadline)
+    answer = await call.cluster.run_with_retries(api, "", attempt, call.deadline)
     return Answers(
         found={
             each.user: tuple(
@@ -83,7 +83,7 @@ async def describe(asker: AdminCall, users: Iterable[str]) -> Answers[str, tuple
     )
 
 
-async def alter(asker: AdminCall, alterations: Iterable[UserScramCredentialAlteration]) -> Answers[str, None]:
+async def alter(call: AdminCall, alterations: Iterable[UserScramCredentialAlteration]) -> Answers[str, None]:
     items = list(alterations)
     mechanisms = {_get_name(each): _find_mechanism(_get_name(each)) for each in items}
     # Salted once: a request that is repeated has the same salt and needs no more time.
@@ -103,8 +103,8 @@ async def alter(asker: AdminCall, alterations: Iterable[UserScramCredentialAlter
             deletions=tuple(each for each in deletions if each.name in some),
             upsertions=tuple(upsertion for each, upsertion in upsertions if each.user in some),
         )
-        controller = await asker.find_controller()
-        answer = await asker.cluster.send(
+        controller = await call.find_controller()
+        answer = await call.cluster.send(
             controller, request, scram_credentials.AlterUserScramCredentialsResponse
         )
         return {
@@ -117,7 +117,7 @@ async def alter(asker: AdminCall, alterations: Iterable[UserScramCredentialAlter
         }
 
     users = tuple(dict.fromkeys(each.user for each in items))
-    return await asker.send_with_retries("AlterUserScramCredentials", users, ask)
+    return await call.send_with_retries("AlterUserScramCredentials", users, ask)
 
 
 def _get_name(alteration: UserScramCredentialAlteration) -> str:

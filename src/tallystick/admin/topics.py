@@ -65,20 +65,20 @@ class CreatedTopic(Value, kw_only=True):
 
 
 async def create(
-    asker: AdminCall, topics: Iterable[NewTopic], *, validate_only: bool
+    call: AdminCall, topics: Iterable[NewTopic], *, validate_only: bool
 ) -> Answers[str, CreatedTopic]:
     topics_by_name = {topic.name: topic for topic in topics}
 
     async def ask(names: Sequence[str]) -> dict[str, CreatedTopic | ClientError]:
         request = ct.CreateTopicsRequest(
             topics=tuple(_to_creatable_topic(topics_by_name[name]) for name in names),
-            timeout_ms=asker.cluster.config.request_timeout_ms,
+            timeout_ms=call.cluster.config.request_timeout_ms,
             validate_only=validate_only,
         )
-        answer = await asker.cluster.send(await asker.find_controller(), request, ct.CreateTopicsResponse)
+        answer = await call.cluster.send(await call.find_controller(), request, ct.CreateTopicsResponse)
         return {each.name: _to_created_topic(each) for each in answer.topics}
 
-    return await asker.send_with_retries("CreateTopics", topics_by_name, ask)
+    return await call.send_with_retries("CreateTopics", topics_by_name, ask)
 
 
 def _to_creatable_topic(topic: NewTopic) -> ct.CreatableTopic:
@@ -101,18 +101,18 @@ def _to_created_topic(each: ct.CreatableTopicResult) -> CreatedTopic | ClientErr
     )
 
 
-async def delete(asker: AdminCall, names: Iterable[str]) -> Answers[str, None]:
+async def delete(call: AdminCall, names: Iterable[str]) -> Answers[str, None]:
     async def ask(some: Sequence[str]) -> dict[str, ClientError | None]:
         request = DeleteTopicsRequest(
             topics=tuple(DeleteTopicState(name=name, topic_id=_NIL) for name in some),
             topic_names=tuple(some),
-            timeout_ms=asker.cluster.config.request_timeout_ms,
+            timeout_ms=call.cluster.config.request_timeout_ms,
         )
-        node = await asker.find_controller()
-        version = (await asker.cluster.wait_for_versions(node)).find_latest_usable(ApiKey.DELETE_TOPICS)
+        node = await call.find_controller()
+        version = (await call.cluster.wait_for_versions(node)).find_latest_usable(ApiKey.DELETE_TOPICS)
         if version is not None and version < DELETE_BY_ID_VERSION:
             request = replace(request, topics=())
-        answer = await asker.cluster.send(node, request, DeleteTopicsResponse)
+        answer = await call.cluster.send(node, request, DeleteTopicsResponse)
         return {
             each.name or "": build_broker_error(
                 "DeleteTopics", each.name, each.error_code, each.error_message
@@ -122,21 +122,21 @@ async def delete(asker: AdminCall, names: Iterable[str]) -> Answers[str, None]:
             for each in answer.responses
         }
 
-    return await asker.send_with_retries("DeleteTopics", names, ask)
+    return await call.send_with_retries("DeleteTopics", names, ask)
 
 
 async def create_partitions(
-    asker: AdminCall, totals: Mapping[str, int], *, validate_only: bool
+    call: AdminCall, totals: Mapping[str, int], *, validate_only: bool
 ) -> Answers[str, None]:
     async def ask(names: Sequence[str]) -> dict[str, ClientError | None]:
         request = CreatePartitionsRequest(
             topics=tuple(
                 CreatePartitionsTopic(name=name, count=totals[name], assignments=None) for name in names
             ),
-            timeout_ms=asker.cluster.config.request_timeout_ms,
+            timeout_ms=call.cluster.config.request_timeout_ms,
             validate_only=validate_only,
         )
-        answer = await asker.cluster.send(await asker.find_controller(), request, CreatePartitionsResponse)
+        answer = await call.cluster.send(await call.find_controller(), request, CreatePartitionsResponse)
         return {
             each.name: build_broker_error("CreatePartitions", each.name, each.error_code, each.error_message)
             if each.error_code
@@ -144,18 +144,18 @@ async def create_partitions(
             for each in answer.results
         }
 
-    return await asker.send_with_retries("CreatePartitions", totals, ask)
+    return await call.send_with_retries("CreatePartitions", totals, ask)
 
 
-async def list_all(asker: AdminCall, *, internal: bool) -> Mapping[str, TopicInfo]:
-    cluster = asker.cluster
-    image = await cluster.run_with_retries("Metadata", "", lambda: cluster.refresh(None), asker.deadline)
+async def list_all(call: AdminCall, *, internal: bool) -> Mapping[str, TopicInfo]:
+    cluster = call.cluster
+    image = await cluster.run_with_retries("Metadata", "", lambda: cluster.refresh(None), call.deadline)
     cluster.forget_topics(None)
     return {name: topic for name, topic in image.topics.items() if internal or not topic.is_internal}
 
 
-async def describe(asker: AdminCall, names: Iterable[str]) -> Answers[str, TopicInfo]:
-    cluster = asker.cluster
+async def describe(call: AdminCall, names: Iterable[str]) -> Answers[str, TopicInfo]:
+    cluster = call.cluster
 
     async def ask(some: Sequence[str]) -> dict[str, TopicInfo | ClientError]:
         image = await cluster.refresh(some)
@@ -167,11 +167,11 @@ async def describe(asker: AdminCall, names: Iterable[str]) -> Answers[str, Topic
             if name in image.topics or name in image.error_codes
         }
 
-    return await asker.send_with_retries("Metadata", names, ask)
+    return await call.send_with_retries("Metadata", names, ask)
 
 
 async def delete_records(
-    asker: AdminCall, before: Mapping[TopicPartition, int | None]
+    call: AdminCall, before: Mapping[TopicPartition, int | None]
 ) -> Answers[TopicPartition, int]:
     async def ask(node: int, some: Sequence[TopicPartition]) -> dict[TopicPartition, int | ClientError]:
         topics: dict[str, list[DeleteRecordsPartition]] = {}
@@ -183,9 +183,9 @@ async def delete_records(
             topics.setdefault(at.topic, []).append(part)
         request = DeleteRecordsRequest(
             topics=tuple(DeleteRecordsTopic(name=n, partitions=tuple(p)) for n, p in topics.items()),
-            timeout_ms=asker.cluster.config.request_timeout_ms,
+            timeout_ms=call.cluster.config.request_timeout_ms,
         )
-        answer = await asker.cluster.send(node, request, DeleteRecordsResponse)
+        answer = await call.cluster.send(node, request, DeleteRecordsResponse)
         return {
             at: build_broker_error("DeleteRecords", at, p.error_code) if p.error_code else p.low_watermark
             for t in answer.topics
@@ -193,19 +193,19 @@ async def delete_records(
             for at in (TopicPartition(t.name, p.partition_index),)
         }
 
-    return await asker.send_to_leaders(before, ask, "DeleteRecords")
+    return await call.send_to_leaders(before, ask, "DeleteRecords")
 
 
 async def list_offsets(
-    asker: AdminCall, times_ms: Mapping[TopicPartition, int], *, read_committed: bool
+    call: AdminCall, times_ms: Mapping[TopicPartition, int], *, read_committed: bool
 ) -> Answers[TopicPartition, OffsetAndTimestamp | None]:
     async def ask(
         node: int, some: Sequence[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndTimestamp | ClientError | None]:
         request = build_list_offsets_request({at: times_ms[at] for at in some}, {}, int(read_committed))
         offsets, errors = parse_list_offsets_response(
-            await asker.cluster.send(node, request, ListOffsetsResponse)
+            await call.cluster.send(node, request, ListOffsetsResponse)
         )
         return {**offsets, **errors}
 
-    return await asker.send_to_leaders(times_ms, ask, "ListOffsets")
+    return await call.send_to_leaders(times_ms, ask, "ListOffsets")

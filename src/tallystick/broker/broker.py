@@ -112,7 +112,7 @@ class Broker:
         )
         self.authorizer: Authorizer = ALLOW_ALL
         self.acl_controller: AclController | None = None
-        # Of the first listener, and of each: a client is told the one of the listener that it came in by.
+        # Of the first listener, and of each: a client gets the one of the listener that it came in by.
         self.address = Endpoint("", 0)
         self.addresses: Mapping[str, Endpoint] = MappingProxyType({})
         self.failure: Exception | None = None
@@ -137,7 +137,7 @@ class Broker:
     # ------------------------------------------------------------------------- life
 
     def open(self) -> None:
-        """Take the data directory and recover its logs. Blocking.
+        """Lock the data directory and recover its logs. Blocking.
 
         Raises: DirectoryInUse, DataDirectoryUnusable, CorruptLog, MetadataUnusable, OSError.
         """
@@ -239,7 +239,7 @@ class Broker:
         return self.scram_controller.find(mechanism, user)
 
     def get_address(self, listener: str) -> Endpoint:
-        """Return the address that clients of a listener are told."""
+        """Return the advertised address of a listener."""
         return self.addresses.get(listener, self.address)
 
     # ------------------------------------------------------------------ configuration

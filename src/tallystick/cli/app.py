@@ -29,14 +29,14 @@ COMMANDS: Final = {
     "configs": "Read and change settings of topics, brokers and groups.",
     "acls": "List, grant and revoke rights, TwoPhaseCommit among them.",
     "users": "List, create and delete users that log in with SCRAM.",
-    "console": "Show both halves of every transaction in a browser.",
+    "console": "Show both sides of every transaction in a browser.",
     "top": "Show the same in a terminal, or once as a text.",
     "doctor": "Say what works on a cluster: login, modes, rights.",
     "features": "Show and set levels, such as transaction.version.",
 }
 
 _SERVING: Final = ("console", "demo", "run")
-"""Commands that go on after a failed login, which nothing but the log tells at once."""
+"""Commands that go on after a failed login, which nothing but the log tells immediately."""
 
 
 class LazyGroup(TyperGroup):

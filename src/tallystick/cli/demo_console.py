@@ -1,4 +1,4 @@
-"""The console beside `tallystick demo`: what is killed is among its events."""
+"""The console of `tallystick demo`: its events include every kill."""
 
 import threading
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class DemoConsole:
     def begin(self, bootstrap_servers: str, database_url: str) -> None:
         """Start the console, and say where it is.
 
-        Raises: MissingLibrary, if the console was asked for and its extra is not installed.
+        Raises: MissingLibrary, if the console was requested and its extra is not installed.
         """
         store = database_url.replace("postgresql://", "postgresql+psycopg://", 1)
         config = CollectorConfig.check({"bootstrap.servers": bootstrap_servers}, [store], paces=PACES)
@@ -58,7 +58,7 @@ class DemoConsole:
         self._print_line(f"watch it in a browser: {console.address}")
 
     def end(self, result: "flights_demo.DemoResult") -> None:
-        """Show the result, and stay if that was asked for."""
+        """Show the result, and stay if requested."""
         self._show(result)
         if self._console is None or not self._stay:
             self.close()

@@ -1,13 +1,13 @@
-"""How a command ends, by itself or by Ctrl-C and SIGTERM.
+"""Exit of a command: on its own, or by Ctrl-C or SIGTERM.
 
 Exit codes, so that scripts can tell (docs/adr/0020):
 
-    0  done; for find-hanging also: nothing hangs, and every broker and partition was asked
+    0  done; for find-hanging also: nothing hangs, and every broker and partition answered
     1  failed: the line on stderr says what may have happened
     2  wrong usage or settings; nothing was sent
     3  find-hanging: something hangs, or partition and coordinator contradict each other; top --once: a
        transaction needs an operator
-    4  the answer is incomplete: stderr, or top's summary, says which brokers or partitions could not be asked
+    4  the answer is incomplete: stderr, or top's summary, says which brokers or partitions did not answer
     5  refused: it would break something and --force was not given, or it was not confirmed
     6  there is no such open transaction (any more)
   130  interrupted; a transaction was aborted

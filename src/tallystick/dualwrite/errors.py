@@ -1,29 +1,29 @@
 """Errors of the dual-write library, beyond those of the database and the Kafka client.
 
-Each error states the outcome of both halves.
+Each error states the outcome of both sides.
 
     DualWriteError
-      Fenced            another writer has claimed the id: neither half was committed
-      NotRecovered      recover() must be called first; nothing was begun
-      TooLate           the block took too long for its mode: neither half was committed
-      NotYours          the block ended a half that the writer owns, or a forked child uses it
-      UnsafeStore       the database may lose acknowledged commits; nothing was begun
-      BadStore          the table, path or family is missing or of another version
-      BadRow            the row of an id is not in the format of this library
-      BadResult         a result cannot be kept with its idempotency key: neither half was committed
-      NotCommitted      (from stores) the database certainly did not commit; a writer raises its cause
-      CommitUnknown     (from stores) the answer to a database commit was lost; a writer raises InDoubt
-      Halted            recovery found a state that it must not resolve; nothing was changed in Kafka
-        LogBehind         the cluster has lost a transaction that it acknowledged
-        ForeignCluster    the row was recorded with another cluster
-        DatabaseBehind    the database has lost a transaction that it acknowledged and Kafka has committed
-      Torn              the database committed, and the cluster aborted its half: repair by hand
-      NotVisible        both halves are committed; visibility to readers was not confirmed in time
-      DataLoss          records that follow the database's offset are no longer in the log
-      NoFreeId          every id of a pool was in use for too long
-      LeaseLost         another process holds the lease of the id: nothing was claimed
-    InDoubt             (kernel) a commit was sent, and its outcome is unknown: recover() determines it
-      WriteInDoubt      the same for a dual write; `outcome()` returns the result once known
+      WriterFenced       another writer has claimed the id: nothing was committed
+      NotRecovered       recover() must be called first; nothing was begun
+      TransactionTooOld  the block took too long for its mode: nothing was committed
+      ManagedByWriter    the block ended a transaction that the writer owns, or a forked child uses it
+      UnsafeDurability   the database may lose acknowledged commits; nothing was begun
+      BadStore           the table, path or family is missing or of another version
+      CorruptRow         the row of an id is not in the format of this library
+      BadResult          a result cannot be kept with its idempotency key: nothing was committed
+      NotCommitted       (from stores) the database certainly did not commit; a writer raises its cause
+      CommitUnknown      (from stores) the answer to a database commit was lost; a writer raises InDoubt
+      RecoveryHalted     recovery found a state that it must not resolve; nothing was changed in Kafka
+        LogBehind          the cluster has lost a transaction that it acknowledged
+        ForeignCluster     the row was recorded with another cluster
+        DatabaseBehind     the database has lost a transaction that it acknowledged and Kafka has committed
+      HeuristicMixed     the database committed, and the cluster aborted its transaction: repair by hand
+      NotVisible         both sides are committed; visibility to readers was not confirmed in time
+      DataLoss           records that follow the database's offset are no longer in the log
+      NoFreeId           every id of a pool was in use for too long
+      LeaseLost          another process holds the lease of the id: nothing was claimed
+    InDoubt              (kernel) a commit was sent, and its outcome is unknown: recover() determines it
+      WriteInDoubt       the same for a dual write; `outcome()` returns the result once known
 
 All errors can be pickled.
 """
@@ -39,7 +39,7 @@ class DualWriteError(TallystickError):
     """Base class of the dual-write errors."""
 
 
-class Fenced(DualWriteError):
+class WriterFenced(DualWriteError):
     """Another writer has claimed this transactional id in the database. Close this writer or recover it."""
 
     def __init__(self, transactional_id: str, owner: str, found: str = "") -> None:
@@ -47,10 +47,10 @@ class Fenced(DualWriteError):
         self.transactional_id, self.owner, self.found = transactional_id, owner, found
 
     def __str__(self) -> str:
-        now = f"it is now {self.found}" if self.found else "it is another now"
+        now = f"and is {self.found} now" if self.found else "and has changed"
         return (
-            f"{self.transactional_id!r} was claimed by another writer: the owner of its row was "
-            f"{self.owner}, {now}; neither half was committed"
+            f"{self.transactional_id!r} was claimed by another writer: the row's owner was {self.owner} "
+            f"{now}; nothing was committed in the database or in Kafka"
         )
 
 
@@ -58,8 +58,8 @@ class NotRecovered(DualWriteError):
     """A transaction was begun before recover(), or after an outcome that only recover() can resolve."""
 
 
-class TooLate(DualWriteError):
-    """The block came too close to transaction.timeout.ms, so both halves were rolled back."""
+class TransactionTooOld(DualWriteError):
+    """The block came too close to transaction.timeout.ms, so both sides were rolled back."""
 
     def __init__(self, transactional_id: str, took_ms: int, timeout_ms: int) -> None:
         super().__init__(transactional_id, took_ms, timeout_ms)
@@ -68,16 +68,16 @@ class TooLate(DualWriteError):
     def __str__(self) -> str:
         return (
             f"{self.transactional_id!r}: the transaction has taken {self.took_ms} ms of the "
-            f"{self.timeout_ms} after which the cluster may abort it; neither half was committed. Raise "
+            f"{self.timeout_ms} after which the cluster may abort it; neither side was committed. Raise "
             "transaction.timeout.ms, or do less in the block"
         )
 
 
-class NotYours(DualWriteError):
+class ManagedByWriter(DualWriteError):
     """An operation reserved to the writer, such as committing the session, or use in a forked child."""
 
 
-class UnsafeStore(DualWriteError):
+class UnsafeDurability(DualWriteError):
     """The database may lose acknowledged commits: `setting` is `found`, and `wanted` would be safe.
 
     risk  the value of `allow_unsafe_durability` that allows it; empty if only `wanted` is accepted
@@ -90,7 +90,7 @@ class UnsafeStore(DualWriteError):
     def __str__(self) -> str:
         why = (
             f"{self.setting} is {self.found}; {self.wanted} is needed: after a crash of the database the "
-            "Kafka half would be committed and the rows gone"
+            "Kafka transaction would be committed and the rows gone"
         )
         if not self.risk:
             return why
@@ -105,7 +105,7 @@ class BadStore(DualWriteError):
     """The table, path or column family is missing or of another version; `create()` creates it."""
 
 
-class BadRow(DualWriteError):
+class CorruptRow(DualWriteError):
     """The row of `transactional_id` cannot be read. It must never be treated as empty."""
 
     def __init__(self, transactional_id: str, why: str) -> None:
@@ -117,7 +117,7 @@ class BadRow(DualWriteError):
 
 
 class BadResult(DualWriteError):
-    """What the work returned cannot be kept with its idempotency key; neither half was committed."""
+    """The result of the work cannot be stored with its idempotency key; nothing was committed."""
 
 
 class NotCommitted(DualWriteError):
@@ -141,8 +141,8 @@ class CommitUnknown(DualWriteError):
 class Outcome(Enum):
     """The outcome of a dual write that was in doubt."""
 
-    COMMITTED = "both halves are committed, or will be by recover()"
-    NOT_COMMITTED = "neither half is committed"
+    COMMITTED = "both sides are committed, or will be by recover()"
+    NOT_COMMITTED = "neither side is committed"
     UNKNOWN = "not known"
 
 
@@ -171,27 +171,27 @@ class WriteInDoubt(InDoubt):
             self._outcome = outcome
 
 
-class Halted(DualWriteError):
+class RecoveryHalted(DualWriteError):
     """Recovery found a state that neither commit nor abort would repair. Kafka was not changed."""
 
 
-class LogBehind(Halted):
+class LogBehind(RecoveryHalted):
     """The cluster has lost data that it acknowledged, for example after a restored backup."""
 
 
-class ForeignCluster(Halted):
+class ForeignCluster(RecoveryHalted):
     """The row was recorded with a different cluster than the one the producer is connected to."""
 
 
-class DatabaseBehind(Halted):
+class DatabaseBehind(RecoveryHalted):
     """The database has lost a commit that it acknowledged and whose records are in Kafka.
 
     This follows a failover to an asynchronous replica, or a restored backup. Write those rows again, or
-    compensate for the records; then call recover(accept_torn=True).
+    compensate for the records; then call recover(accept_mixed=True).
     """
 
 
-class Torn(DualWriteError):
+class HeuristicMixed(DualWriteError):
     """The rows are committed and their records are not, because the cluster aborted the transaction.
 
     The cause is transaction.timeout.ms, in a mode weaker than two-phase commit, an operator, or another
@@ -217,7 +217,7 @@ class Torn(DualWriteError):
 
 
 class NotVisible(DualWriteError):
-    """Both halves are committed, but the transaction markers were not confirmed in time."""
+    """Both sides are committed, but the transaction markers were not confirmed in time."""
 
 
 class DataLoss(DualWriteError):
@@ -256,7 +256,7 @@ class NoFreeId(DualWriteError):
 class LeaseLost(DualWriteError):
     """Another pool holds the lease of this transactional id; the id was not claimed.
 
-    The writer cannot be used any more. A WriterPool takes another id by itself.
+    The writer is of no further use. A WriterPool takes another id on its own.
     """
 
     def __init__(self, transactional_id: str, found: str) -> None:

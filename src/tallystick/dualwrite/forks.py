@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from weakref import WeakSet
 
 from tallystick.client.net.waits import get_process_token
-from tallystick.dualwrite.errors import NotYours
+from tallystick.dualwrite.errors import ManagedByWriter
 
 _log: Final = logging.getLogger("tallystick.dualwrite")
 _OWN_WRITER: Final = "Make a writer in each process, after the fork"
@@ -33,15 +33,15 @@ class OwningProcess:
         return self._process is not None and self._process is not get_process_token()
 
     def check_process(self, subject: str, remedy: str = _OWN_WRITER) -> None:
-        """Raise NotYours in a forked child."""
+        """Raise ManagedByWriter in a forked child."""
         if self.is_forked_child:
-            raise NotYours(
+            raise ManagedByWriter(
                 f"{subject} was in use in process {self._pid}, and this is a fork of it, {os.getpid()}: what "
                 f"is open there is the parent's to commit, and nothing was done here. {remedy}"
             )
 
     def claim_process(self, subject: str, remedy: str = _OWN_WRITER) -> None:
-        """Record this process as the owner. Raises: NotYours in a forked child."""
+        """Record this process as the owner. Raises: ManagedByWriter in a forked child."""
         self.check_process(subject, remedy)
         self._process, self._pid = get_process_token(), os.getpid()
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from tallystick.admin.txn.completion import find_modes
 from tallystick.dualwrite.blocking.leases import LeasedStore
 from tallystick.dualwrite.blocking.writer import DualWriter
-from tallystick.dualwrite.errors import Halted, Torn
+from tallystick.dualwrite.errors import HeuristicMixed, RecoveryHalted
 from tallystick.dualwrite.rules.leases import LeaseRow, LeaseState, LeaseTaking
 from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.pooling import describe_process
@@ -23,7 +23,7 @@ RESOLVE_LEASE_MS: Final = 300_000
 class ResolvedId(Value, kw_only=True):
     """The result for one id: the recovery report, or the failure.
 
-    is_contradiction  the halves differ or must not be changed, so a retry does not help
+    is_contradiction  the sides differ or must not be changed, so a retry does not help
     error             what `failure` describes, if something was raised: it tells what may have happened
     """
 
@@ -91,7 +91,7 @@ def resolve_expired(
                 transactional_id=transactional_id, owner=""
             )
             with _create_writer(view, config, stored, pooled=True) as writer:
-                (recovered,) = (writer.look() if dry_run else writer.recover()).ids
+                (recovered,) = (writer.inspect() if dry_run else writer.recover()).ids
             if not dry_run:
                 store.release_lease(transactional_id, holder)
             yield ResolvedId(transactional_id=transactional_id, recovered=recovered)
@@ -109,8 +109,8 @@ def resolve(
 ) -> Iterator[ResolvedId]:
     """Finish each id that has something to finish, with a writer of its own. Failures do not stop the rest.
 
-    Both halves are read first. Only an id whose open transaction is to be committed or aborted is claimed,
-    which fences its writer; every other one, of a writer that is well or of halves that contradict each
+    Both sides are read first. Only an id whose open transaction is to be committed or aborted is claimed,
+    which fences its writer; every other one, of a writer that is well or of sides that contradict each
     other, is left alone.
 
     Args:
@@ -118,7 +118,7 @@ def resolve(
             are used.
         ids: ids to finish; every id of the store if empty. What the cluster does not show is finished only
             if it is named here.
-        dry_run: read both halves and change neither.
+        dry_run: read both sides and change neither.
         expectations: what a dry run has found. An id of which anything else is true by now is left alone.
     """
     named = tuple(ids)
@@ -131,11 +131,11 @@ def resolve(
                 )
                 continue
             with _create_writer(store, config, row) as writer:
-                (line,) = writer.look().ids
+                (line,) = writer.inspect().ids
                 if dry_run:
                     yield ResolvedId(transactional_id=each, recovered=line)
                 elif expectations is not None and line != expectations[each]:
-                    action = "left alone: it is not as it was shown any more: its writer is alive"
+                    action = "left alone: it has changed since it was shown: its writer is alive"
                     yield ResolvedId(transactional_id=each, recovered=replace(line, action=action))
                 elif not is_to_finish(line, is_named=each in named):
                     yield leave_alone(line)
@@ -147,9 +147,9 @@ def resolve(
 
 
 CONTRADICTIONS: Final = {
-    Verdict.TEAR: "send its records again or take its rows back, then recover(accept_torn=True)",
+    Verdict.TEAR: "send its records again or take its rows back, then recover(accept_mixed=True)",
     Verdict.LACK: "look whether this is its database; write the rows again or make up for the records, then "
-    "recover(accept_torn=True)",
+    "recover(accept_mixed=True)",
     Verdict.HALT: "end nothing before it is clear which side has lost something",
 }
 
@@ -190,7 +190,7 @@ def _describe_failure(transactional_id: str, exc: Exception) -> ResolvedId:
         transactional_id=transactional_id,
         failure=describe_error(exc),
         error=exc,
-        is_contradiction=isinstance(exc, Halted | Torn),
+        is_contradiction=isinstance(exc, RecoveryHalted | HeuristicMixed),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a tracer is told of dual writes: their blocks, their steps on the database, and their recovery.
+"""Interface to a tracer of dual writes: their blocks, their steps on the database, and their recovery.
 
 Kafka's part of a dual write is reported by its producer (`client.tracing`). As there, nothing here knows
 OpenTelemetry, `tracer` is None until it is switched on, and a tracer's methods never raise [OTEL-1].
@@ -14,7 +14,7 @@ from tallystick.dualwrite.errors import Outcome
 
 
 class BlockView(Protocol):
-    """What a tracer may read of a block's outcome, at its end."""
+    """Outcome of a block, for a tracer to read at its end."""
 
     value: Outcome
 
@@ -30,7 +30,7 @@ class BlockTrace(Protocol):
     def __exit__(self, kind: object, exc: BaseException | None, trace: object, /) -> None: ...
 
     def mark_begun(self) -> None:
-        """Note that the block has begun, so that its outcome is its own."""
+        """Record that the block has begun, so that its outcome is its own."""
 
     def rejoin(self) -> None:
         """Go on in this trace where the block ends in another thread or context than it has begun in."""
@@ -39,7 +39,7 @@ class BlockTrace(Protocol):
         """Link to the trace that these headers of a record name, if they name one."""
 
     def set_finding(self, finding: str, action: str) -> None:
-        """Note what a recovery found, and what it did."""
+        """Record what a recovery found, and what it did."""
 
 
 class WriteTracer(Protocol):

@@ -78,7 +78,7 @@ class DataFileWriter:
         self._files: list[DataFile] = []
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Take rows with columns of the table. Raises: SchemaDiffers for a null where none may be."""
+        """Append rows with columns of the table. Raises: SchemaDiffers for a null where none may be."""
         for key, part in self._split(rows):
             if key not in self._open_files:
                 statistics = FileStatistics(self._stored_columns, self._bounded_max)
@@ -179,7 +179,7 @@ class DataFileWriter:
                 self._close(key)
 
     def _observe(self, statistics: FileStatistics, rows: pa.Table) -> None:
-        """Take the rows of a row group into the statistics of its file."""
+        """Add the rows of a row group to the statistics of its file."""
         statistics.add(rows)
 
     def _arrange(self, rows: pa.Table) -> pa.Table:

@@ -136,7 +136,7 @@ class DeltaLakeTable:
             return self._read_newest(_define)
 
     def _read_newest(self, read: Callable[[DeltaTable], T]) -> T:
-        """Read the newest version; anew if a file is gone that delta-rs remembers."""
+        """Read the newest version; again if a file is gone that delta-rs remembers."""
         try:
             return read(self._refresh())
         except DeltaError as exc:
@@ -172,7 +172,7 @@ class DeltaLakeTable:
         return self._table
 
     def _advance(self, table: DeltaTable) -> str | None:
-        """Bring a table that was read to its newest version; return why it must be read anew, if it must.
+        """Bring a table that was read to its newest version; return why it must be read again, if it must.
 
         A table that was deleted and created again has another log at the same place. delta-rs reads on behind
         the version that it holds, and keeps what the old log has told.
@@ -190,7 +190,7 @@ class DeltaLakeTable:
         return None
 
     def _forget(self, why: str) -> None:
-        _log.info("%s: read anew: %s", self._url, why)
+        _log.info("%s: read again: %s", self._url, why)
         self._table, self._entries = None, {}
 
     def _note_version(self, version: int) -> None:

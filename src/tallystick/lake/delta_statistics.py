@@ -47,7 +47,7 @@ class FileStatistics:
         self._kinds: dict[Path, pa.DataType] = {}
 
     def add(self, rows: pa.Table) -> None:
-        """Take the rows of a row group; all of a file have the same columns."""
+        """Add the rows of a row group; all of a file have the same columns."""
         self._row_count += rows.num_rows
         bounded_count = 0
         for path, column in _list_leaves(rows, self._columns):

@@ -1,4 +1,4 @@
-"""What a commit of ours says in the log of a lake table, and what a driver may do when it has read it. Pure.
+"""Entries of our commits in the log of a lake table, and a driver's action after reading one. Pure.
 
 A key has one entry, the last one: who owns it, and what was decided. Each commit of ours replaces the entry
 and is bound to the version of the table that its writer has read: it becomes exactly the next version, or
@@ -89,7 +89,7 @@ def choose_entry(text: str | None, mark: str | None) -> LakeEntry | None:
 
 
 class Standing(Enum):
-    """How the entry of the table stands to a commit that its writer wants to make."""
+    """Relation of the table's entry to the commit that its writer wants to make."""
 
     OWN = auto()  # the writer owns the key
     COMMITTED = auto()  # this very commit is in the table: its answer was lost
@@ -98,7 +98,7 @@ class Standing(Enum):
 
 
 class Action(Enum):
-    """What the writer does."""
+    """Action of the writer."""
 
     COMMIT = "commit as the next version"
     DONE = "nothing: it is committed"
@@ -123,7 +123,7 @@ def judge_standing(current: LakeEntry | None, wanted: LakeEntry) -> Standing:
 
 
 class CommitOutcome(Enum):
-    """What became of an attempt to commit as one version."""
+    """Outcome of an attempt to commit as one version."""
 
     COMMITTED = auto()  # this commit is that version
     BEATEN = auto()  # another writer's commit is: this one is not in the table and never will be

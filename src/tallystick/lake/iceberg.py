@@ -151,7 +151,7 @@ class IcebergLakeTable:
         """Bind to the table; nothing is read yet.
 
         Args:
-            properties: of the catalog, beside those of pyiceberg's configuration.
+            properties: of the catalog, in addition to those of pyiceberg's configuration.
         """
         self._url = url
         self._catalog_name, *names = url.place.split(".")
@@ -291,7 +291,7 @@ class IcebergLakeTable:
     def _rewrite(
         self, table: Table, entry: LakeEntry, files: Sequence[DataFile], keys: Sequence[str]
     ) -> tuple[list[Any], Sequence[DataFile]]:
-        """Write the files of the table that have the batch's keys anew; they are orphans until the commit."""
+        """Rewrite the files of the table that have the batch's keys; they are orphans until the commit."""
         name = AttemptName(key=entry.key, owner=entry.owner, attempt=token_hex(_REWRITE_BYTES))
         writer = IcebergFileWriter(_define(table), name)
         return rewrite_files(table, read_keys(self._open_storage(table), files, keys), writer)
@@ -302,7 +302,7 @@ class IcebergLakeTable:
         """Find out what became of a commit whose answer was an error, by its random name.
 
         A snapshot that was added since has taken the sequence number that the commit would have, so that it
-        cannot arrive any more; and the catalog's refusal says so too, unless the commit is there.
+        can no longer arrive; and the catalog's refusal says so too, unless the commit is there.
         """
         try:
             table = self._load()

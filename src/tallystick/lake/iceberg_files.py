@@ -64,7 +64,7 @@ _METRICS_PREFIX: Final = "write.metadata.metrics."
 
 
 class IcebergLayout(Value, kw_only=True):
-    """How the data files of a table are written: as text, `TableDefinition.layout`.
+    """Layout of a table's data files; its text is `TableDefinition.layout`.
 
     folder                    where they are: a path of this host, or a URI
     schema, spec, sort_order  of the table, as Iceberg's JSON

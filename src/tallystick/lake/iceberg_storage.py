@@ -1,4 +1,4 @@
-"""Where the files of an Iceberg table are: a folder of this host, or what pyiceberg reaches through pyarrow.
+"""Storage of an Iceberg table's files: a folder of this host, or a pyarrow file system of pyiceberg.
 
 Options of the storage are the properties of the table's catalog, by their names in pyiceberg (`s3.endpoint`).
 The catalog fences here, so that the storage has to promise nothing but that a finished file is there.
@@ -18,7 +18,7 @@ from tallystick.lake.names import StorageOptions
 from tallystick.lake.ports import ListedFile
 from tallystick.lake.storage import LocalStorage, Storage, open_folder
 
-# Of a FileIO, and no others: what a catalog has beside them may be its own login, or no text.
+# Of a FileIO, and no others: other properties of a catalog may be its own login, or no text.
 _FILE_OPTIONS: Final = ("py-io-impl", "s3.", "gcs.", "adls.", "oss.", "hdfs.", "hf.", "client.")
 _STREAM_BYTES: Final = 8 * 1024 * 1024
 

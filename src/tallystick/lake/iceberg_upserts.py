@@ -1,4 +1,4 @@
-"""Upserts into an Iceberg table: files that have rows with the batch's keys are written anew without them.
+"""Upserts into an Iceberg table: files that have rows with the batch's keys are rewritten without them.
 
 Copy on write: readers need no delete files. The batch's own data files stay as the tasks wrote them. Deleted,
 rewritten and new files are one snapshot, which is the decision. `Table.upsert` makes several snapshots of it,

@@ -64,7 +64,7 @@ class ObjectStorage:
     buffer_bytes = PART_BYTES
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
-        """Bind to the place; nothing is asked yet.
+        """Bind to the address; no request is sent yet.
 
         Args:
             options: by their names in delta-rs, such as AWS_ENDPOINT_URL.
@@ -144,7 +144,7 @@ class _Upload:
         self.closed = False
 
     def write(self, content: bytes) -> int:
-        """Take bytes. Raises: OSError."""
+        """Append bytes. Raises: OSError."""
         try:
             count: int = self._writer.write(content)
         except BaseError as exc:

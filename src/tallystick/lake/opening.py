@@ -15,7 +15,7 @@ _TABLES: Final[dict[tuple[object, ...], LakeTable]] = {}
 
 
 class LakeLocation(Value, kw_only=True):
-    """Where a table is, and how its storage is reached."""
+    """Address of a table, and the options of its storage."""
 
     url: TableUrl
     storage_options: StorageOptions = NO_OPTIONS

@@ -25,7 +25,7 @@ class DataFile(Value, kw_only=True):
 
 
 class TableState(Value, kw_only=True):
-    """What a table says at one version: the entry of one key, and the table's definition.
+    """State of a table at one version: the entry of one key, and the table's definition.
 
     Versions only grow, and each commit makes a new one.
     """
@@ -43,7 +43,7 @@ class ListedFile(Value):
 
 
 class TableFiles(Value, kw_only=True):
-    """Which files a table names, and who owns its keys.
+    """Files that a table names, and the owners of its keys.
 
     identity     of the table
     referenced   the files of its last version, and all that its kept log has added or removed

@@ -1,4 +1,4 @@
-"""Rows and table compared: every problem is told before anything is written. Pure.
+"""Rows and table compared: every problem is reported before anything is written. Pure.
 
 A column of a batch has the type of the table's column, or one that every reader widens to it without loss.
 Everything else is refused with the expression that mends it: a cast that fails in the middle of a batch, or

@@ -1,4 +1,4 @@
-"""Where the data files of a table are: a folder of this host, or an object store."""
+"""Storage of a table's data files: a folder of this host, or an object store."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

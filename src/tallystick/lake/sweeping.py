@@ -18,6 +18,6 @@ def look_for_orphans(
 
 
 def remove_orphans(table: LakeTable, report: OrphanReport) -> None:
-    """Remove what a report says are orphans: that does not change any more."""
+    """Remove what a report says are orphans: that no longer changes."""
     for path in report.orphans:
         table.remove(path)

@@ -1,4 +1,4 @@
-"""What a dual write tells an observer, and the observer that counts and times it for Prometheus.
+"""Events of dual writes for observers, and the observer that counts and times them for Prometheus.
 
     pool = WriterPool(store, config, size=8, watch=metrics.watch_writes("payments"))
 
@@ -21,16 +21,16 @@ from tallystick.metrics.model import MetricReading
 
 
 class WriteEvent(Enum):
-    """What happened to dual writes, besides the steps of the recipe."""
+    """Events of dual writes, besides the steps of the recipe."""
 
-    COMMITTED = "committed"  # by the database, which decides both halves
+    COMMITTED = "committed"  # by the database, which decides both sides
     ROLLED_BACK = "rolled_back"
     IN_DOUBT = "in_doubt"  # whether the database has committed is not known
     RECOVERED = "recovered"
     RECOVERY_FAILED = "recovery_failed"
     RETRIED = "retried"  # the work runs once more
     LEASE_TAKEN = "lease_taken"
-    LEASE_LOST = "lease_lost"  # or its halves contradict each other: the id is given up for another one
+    LEASE_LOST = "lease_lost"  # or its sides contradict each other: the id is given up for another one
     LEASE_EXPIRED = "lease_expired"  # of another process, whose id is recovered for it
 
 
@@ -41,16 +41,16 @@ class WriteSource(Protocol):
 
 
 class WriteObserver(Protocol):
-    """What may be given as `watch`."""
+    """Interface of an observer, the parameter `watch`."""
 
     def start_step(self, name: str) -> Callable[[], None]:
-        """Note the beginning of a step; return what is called if it succeeds."""
+        """Record the beginning of a step; return what is called if it succeeds."""
 
     def note(self, event: WriteEvent, value: float) -> None:
-        """Note an event."""
+        """Record an event."""
 
     def attach(self, source: WriteSource) -> None:
-        """Note a writer or pool that uses this observer, without keeping it alive."""
+        """Record a writer or pool that uses this observer, without keeping it alive."""
 
 
 OTHER_STEP: Final = "other"
@@ -128,7 +128,7 @@ class WriteMeter:
         self._lock = threading.Lock()
 
     def start_step(self, name: str) -> Callable[[], None]:
-        """Note the beginning of a step; return what is called if it succeeds."""
+        """Record the beginning of a step; return what is called if it succeeds."""
         times, began = self._steps.get(name) or self._steps[OTHER_STEP], perf_counter()
         return lambda: times.observe(perf_counter() - began)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from tallystick.dualwrite.errors import Outcome, Torn, WriteInDoubt
+from tallystick.dualwrite.errors import HeuristicMixed, Outcome, WriteInDoubt
 from tallystick.kernel.errors import InDoubt
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
@@ -54,7 +54,7 @@ class TraceOutcome(Enum):
     ABORTED = "aborted"
     IN_DOUBT = "in_doubt"  # the answer to a commit is missing: a recovery finds out
     UNKNOWN = "unknown"  # nothing tells any more how it ended
-    TORN = "torn"  # the halves differ for good
+    TORN = "torn"  # the sides differ for good
 
 
 CALL_NAMES: Final[Mapping[str, str]] = {
@@ -127,7 +127,7 @@ def judge_block(exc: BaseException | None, value: Outcome, *, has_begun: bool) -
         exc: what it raised.
         value: the outcome of the writer's last block; of this one once it has begun.
     """
-    if isinstance(exc, Torn):
+    if isinstance(exc, HeuristicMixed):
         return TraceOutcome.TORN
     if not has_begun or value is Outcome.NOT_COMMITTED:
         return TraceOutcome.ABORTED
@@ -138,7 +138,7 @@ def judge_consumed(exc: BaseException | None) -> TraceOutcome:
     """Return the outcome of consumed records, by what their caller gets."""
     if exc is None:
         return TraceOutcome.COMMITTED
-    if isinstance(exc, Torn):
+    if isinstance(exc, HeuristicMixed):
         return TraceOutcome.TORN
     if isinstance(exc, WriteInDoubt):
         return judge_block(exc, exc.outcome(), has_begun=True)

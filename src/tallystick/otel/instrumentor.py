@@ -84,7 +84,7 @@ class TallystickInstrumentor:
             cls._spans = cls._metrics = None
 
     def instrumentation_dependencies(self) -> tuple[str, ...]:
-        """Return what it instruments beside its own library: nothing."""
+        """Return the other libraries that it instruments: none."""
         return ()
 
     @property

@@ -53,7 +53,7 @@ class ClientInstruments:
         )
 
     def stop(self) -> None:
-        """Observe nothing any more: an instrument cannot be removed from its meter."""
+        """Stop observing: an instrument cannot be removed from its meter."""
         self._is_stopped = True
 
     def count_write(self, duration_s: float, outcome: TraceOutcome) -> None:

@@ -73,7 +73,7 @@ _VALUE_VERSIONS: Final = frozenset({0, 1})
 
 
 class TransitionKind(IntEnum):
-    """What has happened to a transactional id; the numbers are on the wire (docs/formats/private-tags.md)."""
+    """Kind of a transactional id's transition; the numbers are on the wire (docs/formats/private-tags.md)."""
 
     INITIALIZED = 1  # InitProducerId: the id has a new client; a former one is fenced
     KEPT = 2  # InitProducerId with KeepPreparedTxn: the same, and the open transaction waits for it

@@ -192,7 +192,7 @@ class AvroDecoder(ColumnDecoder):
     format = ColumnFormat.AVRO
 
     def __init__(self, reader: ResolvedSchema, find_schema: FindSchema) -> None:
-        """Take the reader's schema, and how to find the writers'. Raises: SchemaError."""
+        """Initialize with the reader's schema, and a lookup of the writers'. Raises: SchemaError."""
         self._reader = ParsedSchema(reader)
         unit_type = self._reader.build_type()
         super().__init__(unit_type, to_column_type(unit_type), find_schema)
@@ -218,7 +218,7 @@ class AvroEncoder:
     """Encodes columns of one field with a writer's schema. For one thread."""
 
     def __init__(self, writer: ResolvedSchema) -> None:
-        """Take the schema and its id. Raises: SchemaError."""
+        """Initialize with the schema and its id. Raises: SchemaError."""
         self._writer = ParsedSchema(writer)
         self._unit_type = self._writer.build_type()
         self._prefix = build_prefix(require(writer.schema_id, "a writer's schema is registered"))

@@ -1,7 +1,7 @@
 """Arrow types for Avro schemas, and Avro schemas for Arrow types. Pure.
 
 Logical types are Arrow's business: a timestamp is decoded as the number that it is, and the whole column
-gets its type at once. Only decimals are converted value by value.
+gets its type as a whole. Only decimals are converted value by value.
 
 Not possible: unions of more than null and one type, and records that contain themselves, since a column has
 one type of a known depth.
@@ -72,7 +72,7 @@ def strip_logical_types(schema: Any, kept_types: Collection[str] = ()) -> Any:
     """Return a schema whose logical types other than decimals are gone, so that numbers stay numbers.
 
     Args:
-        kept_types: logical types that stay beside decimals.
+        kept_types: logical types that stay, apart from decimals.
     """
     if isinstance(schema, list):
         return [strip_logical_types(each, kept_types) for each in schema]
@@ -188,7 +188,7 @@ def _build_union_type(branches: list[Any], names: dict[str, Any], inside: tuple[
         texts = " and ".join(
             str(each.get("name", each) if isinstance(each, dict) else each) for each in types
         )
-        raise SchemaError(f"a union of {texts}: a column has one type, and null beside it")
+        raise SchemaError(f"a union of {texts}: a column has one type, and possibly null")
     return _build_type(types[0] if types else "null", names, inside)
 
 

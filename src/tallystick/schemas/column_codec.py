@@ -1,4 +1,4 @@
-"""What the formats with schemas share: rows that fail with a reason, and columns made of the others."""
+"""Common parts of the formats with schemas: rejected rows with reasons, and columns of the other rows."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -50,7 +50,7 @@ class ColumnDecoder:
     format: ColumnFormat
 
     def __init__(self, unit_type: pa.DataType, column_type: pa.DataType, find_schema: FindSchema) -> None:
-        """Take the types, and how to find the writers' schemas.
+        """Initialize with the types, and a lookup of the writers' schemas.
 
         Args:
             unit_type: with timestamps in the units of the schema.

@@ -76,10 +76,10 @@ class JsonColumnSchema:
                 return pa.list_(pa.field("element", self._build_type(schema["items"], depth + 1)))
             case str(kind) if kind in _TYPES:
                 return _TYPES[kind]
-        raise SchemaError(f"no column can hold {json.dumps(schema)[:200]}: it needs one type beside null")
+        raise SchemaError(f"no column can hold {json.dumps(schema)[:200]}: it needs one type apart from null")
 
     def _resolve(self, schema: Any) -> Any:
-        """Return a schema without references inside the document, and without null beside it."""
+        """Return a schema without references inside the document, and without the alternative null."""
         for _ in range(_DEPTH_MAX):
             if not isinstance(schema, dict):
                 raise SchemaError(f"no column can hold {json.dumps(schema)[:200]}")
@@ -113,7 +113,7 @@ class JsonDecoder(ColumnDecoder):
     format = ColumnFormat.JSON
 
     def __init__(self, reader: ResolvedSchema, find_schema: FindSchema) -> None:
-        """Take the reader's schema, and how to find the writers'. Raises: SchemaError."""
+        """Initialize with the reader's schema, and a lookup of the writers'. Raises: SchemaError."""
         column_type = JsonColumnSchema(reader).build_type()
         super().__init__(column_type, column_type, find_schema)
         # Strict, where Arrow would cut 1.5 to an integer and take a list of pairs for an object.
@@ -140,7 +140,7 @@ class JsonEncoder:
     """Encodes columns of one field. For one thread."""
 
     def __init__(self, writer: ResolvedSchema) -> None:
-        """Take the schema and its id. Raises: SchemaError."""
+        """Initialize with the schema and its id. Raises: SchemaError."""
         self._type = JsonColumnSchema(writer).build_type()
         self._prefix = build_prefix(require(writer.schema_id, "a writer's schema is registered"))
 
@@ -268,7 +268,7 @@ def _build_python_type(arrow_type: pa.DataType, integer: Any) -> Any:
 
 
 def _find_type(schema: Mapping[str, Any]) -> str | None:
-    """Return the one type of a schema beside null."""
+    """Return the one type of a schema apart from null."""
     kinds = schema.get("type")
     if isinstance(kinds, list):
         others = [kind for kind in kinds if kind != "null"]

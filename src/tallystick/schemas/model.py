@@ -1,4 +1,4 @@
-"""What a key or value is encoded as, the subject its schema has, and the bytes around it. Pure.
+"""Encoding of a key or value: its format, its schema's subject, and the bytes around it. Pure.
 
 The wire format: a zero byte, the schema's id in four bytes (big-endian), and the encoded content.
 
@@ -35,7 +35,7 @@ class UnknownSchema(SchemaError):
 
 
 class ColumnFormat(StrEnum):
-    """What the bytes of a key or value are."""
+    """Format of the bytes of a key or value."""
 
     BYTES = "bytes"  # unchanged
     STRING = "string"  # UTF-8
@@ -73,7 +73,7 @@ class RegistrySettings(dict[str, str]):
 
 
 class FieldFormat(Value, kw_only=True):
-    """How the key or the value of a query's records is encoded.
+    """Encoding of the key or the value of a query's records.
 
     field     "key" or "value"
     schema    the reader's schema of a source, the writer's of a sink; None for the subject's latest version

@@ -49,7 +49,7 @@ class ProtobufDecoder(ColumnDecoder):
     format = ColumnFormat.PROTOBUF
 
     def __init__(self, reader: ResolvedSchema, find_schema: FindSchema) -> None:
-        """Take the reader's schema, and how to find the writers'. Raises: SchemaError; MissingLibrary."""
+        """Set the reader's schema and the lookup of the writers'. Raises: SchemaError; MissingLibrary."""
         self._descriptor = ProtobufSchema(reader).find_descriptor(reader.message)
         self._shape = build_shape(self._descriptor)
         super().__init__(self._shape.type, self._shape.type, find_schema)
@@ -159,7 +159,7 @@ class ProtobufEncoder:
     """Encodes columns of one field as one message. For one thread."""
 
     def __init__(self, writer: ResolvedSchema) -> None:
-        """Take the schema and its id. Raises: SchemaError; MissingLibrary."""
+        """Initialize with the schema and its id. Raises: SchemaError; MissingLibrary."""
         schema = ProtobufSchema(writer)
         descriptor = schema.find_descriptor(writer.message)
         self._shape = build_shape(descriptor)

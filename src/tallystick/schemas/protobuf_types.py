@@ -56,7 +56,7 @@ _TIMESTAMP_TEXT: Final = "google.protobuf.Timestamp"
 
 
 class ValueKind(Enum):
-    """How a value of a field becomes one of a column."""
+    """Conversion of a field's value to a column's."""
 
     PLAIN = auto()
     UINT64 = auto()

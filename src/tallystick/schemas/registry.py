@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _TYPES: Final = {ColumnFormat.AVRO: "AVRO", ColumnFormat.JSON: "JSON", ColumnFormat.PROTOBUF: "PROTOBUF"}
 _FORMATS: Final = {name: column_format for column_format, name in _TYPES.items()}
-# The client waits without a limit unless it is told one.
+# Without this limit, the client waits for ever.
 _DEFAULTS: Final = {"timeout": "30"}
 _NUMBERS: Final = (
     "cache.capacity",
@@ -170,7 +170,7 @@ class Registry:
                 text += ". That is no answer of a registry, but of what stands before it, or at another path"
             raise (SchemaError if is_refusal else RegistryUnavailable)(text) from exc
         except Exception as exc:  # the client raises those of its HTTP library
-            text = f"the schema registry at {self.url} cannot be asked about {subject}"
+            text = f"the schema registry at {self.url} did not answer about {subject}"
             raise RegistryUnavailable(f"{text}: {type(exc).__name__}: {exc}") from chain(exc)
 
 

@@ -1,7 +1,7 @@
 """HTTP authentication by a bearer token or a password: what a request must bring, and the challenge without.
 
-Pure; `http_credentials` reads the secrets from files. Both schemes may be in force at once: a request that
-satisfies one of them is let in. Secrets are compared in constant time (`Secret`).
+Pure; `http_credentials` reads the secrets from files. Both schemes may be in force together: a request
+that satisfies one of them is let in. Secrets are compared in constant time (`Secret`).
 
 Source: RFC 9110, 11; RFC 6750, 2.1 (Bearer); RFC 7617 (Basic).
 """
@@ -19,7 +19,7 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 
 
 class HttpCredentials(Value, kw_only=True):
-    """What lets a request in. Without token and password every request is.
+    """Credentials that a request must have. Without token and password, every request is accepted.
 
     user   of `password`; without a colon, which ends it on the wire
     """

@@ -94,7 +94,7 @@ def read_secret_file(setting: str, path: str | None) -> Secret | None:
 
 
 class ReloadingCredentials:
-    """The credentials in force. `refresh` may run in another thread; `current` is replaced at once."""
+    """The credentials in force. `refresh` may run in another thread; `current` is replaced atomically."""
 
     def __init__(self, files: CredentialFiles) -> None:
         """Read the files. Raises: BadConfig."""

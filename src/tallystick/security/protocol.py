@@ -1,4 +1,4 @@
-"""How a connection is encrypted and authenticated: Kafka's security protocols."""
+"""Kafka's security protocols: encryption and authentication of a connection."""
 
 from enum import Enum
 

@@ -2,6 +2,6 @@
 
 From the top: `log_dir` owns a data directory; `compaction` cleans a log; `log` appends, reads, opens and
 deletes; `segments` are the files of a log; `state` decides about producers and batches; `checkpoints` are the
-small files beside the segments; `disk` makes every system call. Nothing here knows topic settings by name,
+small files next to the segments; `disk` makes every system call. Nothing here knows topic settings by name,
 coordinators or requests.
 """

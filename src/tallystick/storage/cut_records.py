@@ -3,7 +3,7 @@
 Recovery cuts a log at a hole and keeps what lies behind it in these files. The lines are those that
 `tallystick produce --format json` reads. Records of a transaction are printed if its COMMIT marker is in one
 of the files; the others are only reported, to the standard error, as is every gap. Give all files of a
-partition at once: a marker may be in a later file than its records. Nothing is changed.
+partition together: a marker may be in a later file than its records. Nothing is changed.
 
 Any segment file can be read in the same way, that of a stopped broker, too.
 """

@@ -301,14 +301,14 @@ class LogDir:
         self._topic_ids[log.topic_partition] = topic_id
 
     def _check_topic_id(self, path: str, topic_id: UUID) -> tuple[Repair, ...]:
-        """Refuse another topic's directory; write an unreadable id anew, and return what was done."""
+        """Refuse another topic's directory; rewrite an unreadable id, and return what was done."""
         file, repairs = f"{path}/{PARTITION_METADATA_FILE}", tuple[Repair, ...]()
         try:
             owner = self._read_topic_id(path)
         except MalformedFile as exc:
             # The id is in the broker's metadata as well, and an id of another topic could be read.
             owner = None
-            action = f"written anew with topic id {format_uuid(topic_id)}; it was damaged: {exc.found}"
+            action = f"rewritten with topic id {format_uuid(topic_id)}; it was damaged: {exc.found}"
             repairs = (Repair(file, action),)
         if owner is None:  # or power failed while the partition was created: it is empty
             replace_file(self.fs, file, format_partition_metadata(topic_id).encode())
@@ -484,7 +484,7 @@ def _load_meta_properties(fs: FileSystem, directory: str, options: DirectoryOpti
             meta = parse_meta_properties(fs.read_bytes(path).decode(errors="replace"), path)
         except MalformedFile as exc:
             raise exc.with_remedy(
-                "nothing was changed. Restore it from a backup, or remove it: the next start writes it anew"
+                "nothing was changed. Restore it from a backup, or remove it: the next start writes a new one"
                 " with the cluster id of the broker's metadata"
             ) from exc
         if options.cluster_id is not None and meta.cluster_id != options.cluster_id:
@@ -504,7 +504,7 @@ def _load_meta_properties(fs: FileSystem, directory: str, options: DirectoryOpti
     if partitions and options.cluster_id is None:
         raise ForeignDirectory(
             path,
-            f"is missing, but there are {len(partitions)} partitions beside it, {partitions[0]} first;"
+            f"is missing, but there are {len(partitions)} partitions next to it, {partitions[0]} first;"
             " nothing was changed. Restore it from a backup",
         )
     cluster_id = options.cluster_id or format_uuid(make_random_id())
@@ -525,7 +525,7 @@ def _check_owner(path: str, owner: UUID, topic_id: UUID) -> None:
             path,
             f"belongs to topic id {format_uuid(owner)}, not to {format_uuid(topic_id)}; nothing was changed."
             f" Move it out of the data directory. If only its {PARTITION_METADATA_FILE} is another's or"
-            " damaged, remove that file: the next start writes it anew",
+            " damaged, remove that file: the next start writes a new one",
         )
 
 

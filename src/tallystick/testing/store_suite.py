@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.errors import DatabaseBehind, Fenced, NotCommitted
+from tallystick.dualwrite.errors import DatabaseBehind, NotCommitted, WriterFenced
 from tallystick.dualwrite.rules.model import StoredState
 from tallystick.kernel.ids import INT16_MAX, INT32_MAX, INT64_MAX
 from tallystick.kernel.value import replace
@@ -314,12 +314,12 @@ class StoreSuite:
             for row in rows:
                 desk.call(txn.record, row)
             desk.call(txn.commit)
-        except Fenced:
+        except WriterFenced:
             desk.call(txn.rollback)
             return True
         except NotCommitted as exc:
             desk.call(txn.rollback)
-            return isinstance(exc.cause, Fenced)
+            return isinstance(exc.cause, WriterFenced)
         return False
 
 

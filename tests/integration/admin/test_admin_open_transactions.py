@@ -10,7 +10,7 @@ from tests.support.scripted_broker import ScriptedBroker, Seen
 
 from tallystick.admin.aio import Admin as AsyncAdmin
 from tallystick.admin.client import Admin
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.client.errors import IdExpired
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
@@ -65,16 +65,16 @@ def test_all_that_is_open_is_judged_in_one_snapshot(running: EmbeddedBroker) -> 
         assert report.complete
         by_partition = {case.transaction.partition: case for case in report.cases}
         assert {at: case.verdict for at, case in by_partition.items()} == {
-            open_at: Verdict.OPEN,
-            prepared_at: Verdict.IN_DOUBT,
-            hanging_at: Verdict.HANGING,
+            open_at: HangingVerdict.OPEN,
+            prepared_at: HangingVerdict.IN_DOUBT,
+            hanging_at: HangingVerdict.HANGING,
         }
         assert by_partition[hanging_at].finding is HangingFinding.UNKNOWN_PRODUCER_ID
         assert set(report.descriptions) == {"open", "prepared", "without-data"}
         assert report.ids_without_data == ("without-data",)
         assert by_partition[open_at].description == report.descriptions["open"]
         slow = {c.transaction.partition: c for c in admin.describe_open_transactions(limit_ms=-1).cases}
-        assert slow[open_at].verdict is Verdict.SLOW
+        assert slow[open_at].verdict is HangingVerdict.SLOW
 
 
 def test_a_producer_whose_id_has_nothing_open_is_asked_for_by_name(running: EmbeddedBroker) -> None:
@@ -87,7 +87,7 @@ def test_a_producer_whose_id_has_nothing_open_is_asked_for_by_name(running: Embe
         hang(running.bootstrap_servers, TopicPartition("t", 0), *producer.pair)
         report = admin.describe_open_transactions()
         (case,) = report.cases
-        assert (case.finding, case.verdict) == (HangingFinding.NOT_INCLUDED, Verdict.HANGING)
+        assert (case.finding, case.verdict) == (HangingFinding.NOT_INCLUDED, HangingVerdict.HANGING)
         assert case.description is not None
         assert case.description.transactional_id == "ended"
         assert report.descriptions == {}
@@ -189,7 +189,7 @@ def test_many_open_transactions_take_few_requests() -> None:
             many = Many(broker)
             report = await admin.describe_open_transactions()
             assert report.complete
-            assert {case.verdict for case in report.cases} == {Verdict.SLOW}
+            assert {case.verdict for case in report.cases} == {HangingVerdict.SLOW}
             assert len(report.cases) == len(report.descriptions) == len(NAMES)
             assert many.count() == [3, 1, 3, 1]
             await admin.describe_open_transactions()

@@ -11,7 +11,7 @@ from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 from tallystick.admin.aio import Admin
 from tallystick.admin.configs import ConfigResource, ResourceType
 from tallystick.admin.errors import BrokerDown, NothingOpen
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.admin.txn.transactions import AbortSpec
 from tallystick.client.errors import NotSupported
 from tallystick.kernel.codes import ErrorCode
@@ -133,7 +133,7 @@ def test_a_broker_that_is_down_is_reported_and_makes_nothing_hang() -> None:
         assert not report.complete
         assert set(report.failures) == {"broker 2"}
         (case,) = report.cases
-        assert (case.finding, case.verdict) == (HangingFinding.MAYBE_UNLISTED, Verdict.UNKNOWN)
+        assert (case.finding, case.verdict) == (HangingFinding.MAYBE_UNLISTED, HangingVerdict.UNKNOWN)
 
     on(Partition(), check, dead=True)
 
@@ -174,7 +174,7 @@ def test_an_id_whose_coordinator_cannot_be_asked_is_reported() -> None:
         }
         report = await admin.find_hanging_transactions(topic="t", limit_ms=0)
         (case,) = report.cases
-        assert (case.finding, case.verdict) == (HangingFinding.NOT_DESCRIBED, Verdict.UNKNOWN)
+        assert (case.finding, case.verdict) == (HangingFinding.NOT_DESCRIBED, HangingVerdict.UNKNOWN)
         assert set(report.failures) == {"'x'"}
         assert not report.complete
 
@@ -200,7 +200,7 @@ def test_settings_of_a_broker_that_came_back_are_asked_of_it() -> None:
     on(Partition(), check)
 
 
-def test_where_nobody_checks_the_start_offset_the_partition_is_read_immediately_before() -> None:
+def test_without_a_check_of_the_start_offset_the_partition_is_read_immediately_before() -> None:
     """[ADM-3] The first marker is the question who checks; it can be written nowhere."""
 
     async def check(admin: Admin, broker: ScriptedBroker) -> None:

@@ -12,7 +12,7 @@ from tests.support.raw_producer import RawProducer, make_topic
 from tallystick.admin.client import Admin
 from tallystick.admin.errors import NothingOpen, NotSafe
 from tallystick.admin.model import AbortCause
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.admin.txn.transactions import AbortSpec
 from tallystick.client.errors import IdExpired, IllegalState, NotSupported, UnknownTopic
 from tallystick.kernel.codes import ErrorCode
@@ -143,8 +143,8 @@ def test_open_slow_and_in_doubt_are_not_hanging_and_not_ended(
         prepared.init(two_phase=True)
         assert plain.write(at.topic, 0, "a") == prepared.write(at.topic, 1, "b") == 0
         by_partition = {c.transaction.partition: c for c in eventually(lambda: late(admin, at.topic))}
-        assert by_partition[at].verdict is Verdict.SLOW
-        assert by_partition[other].verdict is Verdict.IN_DOUBT
+        assert by_partition[at].verdict is HangingVerdict.SLOW
+        assert by_partition[other].verdict is HangingVerdict.IN_DOUBT
         description = by_partition[other].description
         assert description is not None
         assert description.in_doubt

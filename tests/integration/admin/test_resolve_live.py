@@ -115,14 +115,14 @@ def test_what_has_changed_since_it_was_shown_is_left_alone(
     code, results = resolve(world, capsys, "--yes")
     assert (code, list(results.values())) == (
         0,
-        ["left alone: it is not as it was shown any more: its writer is alive"],
+        ["left alone: it has changed since it was shown: its writer is alive"],
     )
     after = world.store.read_state(world.topic)
     assert before is not None
     assert after is not None
     assert after.state != before.state
     with world.life() as writer:
-        (line,) = writer.look().ids
+        (line,) = writer.inspect().ids
         assert line.verdict is not None
         assert line.verdict.name == "COMMIT"
 

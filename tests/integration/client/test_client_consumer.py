@@ -529,7 +529,7 @@ def test_callbacks_may_commit_and_see(cluster: Cluster) -> None:
     run(test())
 
 
-def test_a_callback_that_fails_is_raised_once_and_holds_nobody_up(cluster: Cluster) -> None:
+def test_a_callback_that_fails_is_raised_once_and_holds_up_no_member(cluster: Cluster) -> None:
     topic = cluster.topic()
 
     async def fail() -> None:

@@ -105,7 +105,7 @@ def test_another_cluster_at_the_same_address_has_features_of_its_own(broker: Emb
     asyncio.run(main())
 
 
-def test_nothing_happened_where_nobody_listens() -> None:
+def test_nothing_happened_where_no_server_listens() -> None:
     """[CLI-6] The limit is named, and so is what every address said."""
 
     async def main() -> None:

@@ -326,7 +326,7 @@ def test_a_broker_that_goes_away(topic: str) -> None:
             producer.send(topic, b"three")
 
 
-def test_nobody_closed_it(broker: EmbeddedBroker, topic: str) -> None:
+def test_an_unclosed_producer_warns(broker: EmbeddedBroker, topic: str) -> None:
     producer = Producer(plain(broker))
     producer.send(topic, b"one").result(10)
     with pytest.warns(ResourceWarning, match="unclosed <Producer"):

@@ -306,11 +306,11 @@ def test_sides_that_differ_are_refused(scene: Scene) -> None:
         )
         assert form.action == ""
         assert "This is refused" in form.text
-        assert "accept_torn=True" in form.text
+        assert "accept_mixed=True" in form.text
 
     scene.play(story)
     with opened(scene.place) as store, DualWriter(store, scene.config) as writer:
-        writer.recover(accept_torn=True)
+        writer.recover(accept_mixed=True)
 
 
 def test_a_database_that_lost_a_commit_is_refused(scene: Scene) -> None:

@@ -19,7 +19,7 @@ from tests.support.spark_queries import Query
 from tallystick.admin.acls import Acl
 from tallystick.admin.aio import Admin
 from tallystick.admin.topics import NewTopic
-from tallystick.admin.txn.hanging import Verdict
+from tallystick.admin.txn.hanging import HangingVerdict
 from tallystick.aio import Producer
 from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.console.collect.config import CollectorConfig
@@ -84,7 +84,7 @@ def test_both_sides_of_a_dual_write_are_in_one_snapshot(
         assert description.state == "Ongoing"
         assert row.state.identity == description.writer
         (case,) = (case for case in snapshot.transactions.cases if case.transaction.partition.topic == name)
-        assert case.verdict is Verdict.IN_DOUBT
+        assert case.verdict is HangingVerdict.IN_DOUBT
         offsets = (await seen.see(lambda s: TopicPartition(name, 0) in s.topics.offsets)).topics.offsets
         assert offsets[TopicPartition(name, 0)].held_back_count == 1
         assert (await seen.see(lambda s: s.transactions.id_count > 0)).cluster.cluster_id is not None
@@ -130,7 +130,7 @@ def test_what_hangs_is_judged(broker: EmbeddedBroker) -> None:
     async def look(seen: Watch) -> None:
         await seen.see(
             lambda s: any(
-                case.verdict is Verdict.HANGING and case.transaction.partition.topic == name
+                case.verdict is HangingVerdict.HANGING and case.transaction.partition.topic == name
                 for case in s.transactions.cases
             )
         )

@@ -165,7 +165,7 @@ def test_sides_that_differ(drill: Drill, capsys: pytest.CaptureFixture[str]) -> 
     assert run(row["command"]) == 3
     assert "TEAR" in capsys.readouterr().out
     with opened(drill.place) as store, DualWriter(store, drill.config) as writer:
-        writer.recover(accept_torn=True)
+        writer.recover(accept_mixed=True)
     drill.expect_green()
 
 
@@ -178,7 +178,7 @@ def test_a_database_that_lost_a_commit(drill: Drill) -> None:
     row = drill.find_row("broken")
     assert row["verdict"] == "lack"
     with opened(drill.place) as store, DualWriter(store, drill.config) as writer:
-        writer.recover(accept_torn=True)
+        writer.recover(accept_mixed=True)
     drill.expect_green()
 
 

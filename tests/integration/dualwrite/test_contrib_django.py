@@ -24,8 +24,8 @@ from tallystick.client.errors import AbortRequired
 from tallystick.dualwrite import (
     CommitUnknown,
     DjangoStore,
+    ManagedByWriter,
     NotCommitted,
-    NotYours,
     Outcome,
     WriteInDoubt,
     WriterPool,
@@ -157,7 +157,7 @@ def test_a_block_that_raises_takes_back_all_that_is_in_it(shop: Shop) -> None:
     with pytest.raises(ZeroDivisionError), shop.atomic():
         shop.pay("a")
         raise ZeroDivisionError
-    with pytest.raises(NotYours, match="no dual_write_atomic block"):
+    with pytest.raises(ManagedByWriter, match="no dual_write_atomic block"):
         current_part(ALIAS)
     shop.pay("b")
     assert shop.check() == ["b"]
@@ -197,7 +197,7 @@ def test_an_error_that_the_database_has_raised_in_an_inner_block_is_survived(sho
 
 
 def test_an_atomic_block_around_is_refused(shop: Shop) -> None:
-    with transaction.atomic(using=ALIAS), pytest.raises(NotYours, match="ATOMIC_REQUESTS"):
+    with transaction.atomic(using=ALIAS), pytest.raises(ManagedByWriter, match="ATOMIC_REQUESTS"):
         shop.pay("a")
     with shop.atomic(), transaction.atomic(using=ALIAS):
         shop.pay("b")
@@ -210,7 +210,7 @@ def test_a_decorated_view_is_exempt_from_atomic_requests(shop: Shop) -> None:
 
     decorated = shop.atomic()(undecorated)
     make = BaseHandler().make_view_atomic
-    with pytest.raises(NotYours, match="ATOMIC_REQUESTS"):
+    with pytest.raises(ManagedByWriter, match="ATOMIC_REQUESTS"):
         make(undecorated)("a")
     make(decorated)("b")
     make(decorated)("c")
@@ -218,7 +218,7 @@ def test_a_decorated_view_is_exempt_from_atomic_requests(shop: Shop) -> None:
 
 
 def test_the_alias_is_the_one_of_the_store(shop: Shop) -> None:
-    with pytest.raises(NotYours, match=f"pass using='{ALIAS}'"), dual_write_atomic(shop.writers):
+    with pytest.raises(ManagedByWriter, match=f"pass using='{ALIAS}'"), dual_write_atomic(shop.writers):
         pass
     shop.pay("a")
     assert shop.check() == ["a"]

@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 from tests.support.dual_world import new_name
 from tests.support.raw_producer import committed_values, make_topic
 
-from tallystick.dualwrite import AsyncSqlStore, CommitUnknown, NotYours, Outcome, WriteInDoubt, aio
+from tallystick.dualwrite import AsyncSqlStore, CommitUnknown, ManagedByWriter, Outcome, WriteInDoubt, aio
 from tallystick.dualwrite.stores.sql_async import AsyncSqlTransaction
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -212,7 +212,7 @@ def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(shop: Shop, se
             if sent_by == "savepoint":
                 await pay_three(writer)
                 return
-            with pytest.raises(NotYours, match="savepoint that was rolled back"):
+            with pytest.raises(ManagedByWriter, match="savepoint that was rolled back"):
                 await pay_three(writer)
             assert writer.ready
 
@@ -231,7 +231,7 @@ def test_a_session_that_takes_rows_to_another_database_is_refused(shop: Shop) ->
         other = await shop.engine("other")
         factory = async_sessionmaker(binds={There: other})
         async with shop.open(session_factory=factory) as writer:
-            with pytest.raises(NotYours, match=r"other\.db"):
+            with pytest.raises(ManagedByWriter, match=r"other\.db"):
                 async with writer.transaction() as txn:
                     await shop.pay(txn, "no")
                     txn.session.add(There(what="no"))

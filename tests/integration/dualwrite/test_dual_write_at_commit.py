@@ -19,12 +19,12 @@ from tallystick.dualwrite import (
     AsyncSqlStore,
     DatabaseBehind,
     DualWriter,
-    Fenced,
-    NotYours,
+    ManagedByWriter,
     Outcome,
     SqlStore,
-    UnsafeStore,
+    UnsafeDurability,
     WriteInDoubt,
+    WriterFenced,
     aio,
 )
 from tallystick.testing import EmbeddedBroker
@@ -86,7 +86,7 @@ def test_a_writer_that_was_fenced_commits_nothing(make_world: MakeWorld) -> None
     world = make_world()
     writer = ready_writer(world)
     world.pay(writer, 1, "a")
-    with pytest.raises(Fenced), writer.transaction() as txn:
+    with pytest.raises(WriterFenced), writer.transaction() as txn:
         txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (2, 'b')"))
         txn.send(world.topic, b"b")
         world.store.claim(world.topic)
@@ -108,13 +108,13 @@ def test_a_database_that_is_behind_is_told(make_world: MakeWorld) -> None:
 def test_a_transaction_that_was_ended_behind_the_writers_back(make_world: MakeWorld) -> None:
     """[DW-11] The record would be in another transaction than the rows. Only the mark shows that."""
     world = make_world()
-    refuse(world, ready_writer(world), NotYours, "RESET tallystick.block")
+    refuse(world, ready_writer(world), ManagedByWriter, "RESET tallystick.block")
 
 
 def test_a_commit_that_would_not_be_durable(make_world: MakeWorld) -> None:
     """[DW-8] The transaction has turned durability off for itself; a user may allow that by name."""
     world, off = make_world(), "SET LOCAL synchronous_commit = off"
-    refuse(world, ready_writer(world), UnsafeStore, off)
+    refuse(world, ready_writer(world), UnsafeDurability, off)
     store = SqlStore(world.engine, allow_unsafe_durability={"synchronous_commit"})
     with DualWriter(store, world.config) as writer:
         writer.recover()
@@ -199,7 +199,7 @@ def test_rows_of_a_listener_to_commit_are_in_the_same_transaction(
     event.listen(engine, "commit", write_audit)
     with DualWriter(SqlStore(engine), world.config) as writer:
         writer.recover()
-        with pytest.raises(Fenced), writer.transaction() as txn:
+        with pytest.raises(WriterFenced), writer.transaction() as txn:
             txn.send(world.topic, b"a")
             world.store.claim(world.topic)
             is_listening = True
@@ -241,7 +241,7 @@ def test_it_is_the_same_with_asyncio(make_world: MakeWorld) -> None:
         async with aio.DualWriter(AsyncSqlStore(engine), world.config) as writer:
             await writer.recover()
             await pay(writer, 1, "a")
-            with pytest.raises(Fenced):
+            with pytest.raises(WriterFenced):
                 await pay(writer, 2, "b", lambda: world.store.claim(world.topic))
             await writer.recover()
             await pay(writer, 3, "c")

@@ -18,10 +18,10 @@ from tallystick.dualwrite import (
     AsyncSqlStore,
     BadStore,
     DualWriter,
-    NotYours,
+    ManagedByWriter,
     SqlStore,
     Transaction,
-    UnsafeStore,
+    UnsafeDurability,
 )
 from tallystick.dualwrite.aio import DualWriter as AioDualWriter
 from tallystick.dualwrite.stores.sql import SqlTransaction
@@ -90,7 +90,7 @@ def test_rows_of_a_commit_that_was_refused_are_not_in_the_next_transaction(any_w
 
     with DualWriter(SqlStore(world.engine), world.config) as writer:
         writer.recover()
-        with pytest.raises(NotYours, match=r"connection\.commit"):
+        with pytest.raises(ManagedByWriter, match=r"connection\.commit"):
             writer.run(refused)
         world.pay(writer, 2, "next")
     assert world.check() == ["next"]
@@ -123,7 +123,7 @@ def test_the_asyncio_store_does_the_same(sqlite_world: MakeWorld) -> None:
         engine = create_async_engine(world.engine.url.set(drivername="sqlite+aiosqlite"))
         async with AioDualWriter(AsyncSqlStore(engine), world.config) as writer:
             await writer.recover()
-            with pytest.raises(NotYours, match=r"connection\.commit"):
+            with pytest.raises(ManagedByWriter, match=r"connection\.commit"):
                 await writer.run(refused)
             async with writer.transaction() as txn:
                 await txn.connection.execute(text(insert(world, 2, "next")))
@@ -163,7 +163,7 @@ def test_a_connection_whose_block_has_ended_the_transaction_is_not_lent_again(
     with DualWriter(store, world.config) as first, DualWriter(store, other) as second:
         first.recover()
         second.recover()
-        with pytest.raises(NotYours, match="ended inside"), first.transaction() as txn:
+        with pytest.raises(ManagedByWriter, match="ended inside"), first.transaction() as txn:
             driver: Any = txn.connection.connection.driver_connection
             driver.autocommit(True)
             txn.send(world.topic, b"refused")
@@ -188,7 +188,7 @@ def test_asyncio_writers_do_not_lend_it_again_either(mariadb_world: MakeWorld) -
         engine = create_async_engine(url, pool_size=1, max_overflow=0, pool_timeout=20)
         async with AioDualWriter(AsyncSqlStore(engine), world.config) as writer:
             await writer.recover()
-            with pytest.raises(NotYours, match="ended inside"):
+            with pytest.raises(ManagedByWriter, match="ended inside"):
                 async with writer.transaction() as txn:
                     await txn.connection.run_sync(_commit_each)
             await writer.recover()
@@ -211,7 +211,7 @@ def test_a_pooled_connection_that_commits_each_statement_is_refused_and_dropped(
         writer.recover()
         with engine.connect() as connection:
             connection.execute(text("SET autocommit = 1"))
-        with pytest.raises(UnsafeStore, match="autocommit"):
+        with pytest.raises(UnsafeDurability, match="autocommit"):
             world.pay(writer, 1, "refused")
         if not writer.ready:
             writer.recover()

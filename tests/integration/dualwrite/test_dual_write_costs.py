@@ -60,7 +60,7 @@ def find_costs(engine: Engine, broker: EmbeddedBroker, recorder: Recorder, wait:
     return min(found, key=lambda each: (each.round_trips, len(each.requests), each.forced_writes))
 
 
-# Of Kafka, the answer to EndTxn is waited for only where both halves are to be committed at the end.
+# Of Kafka, the answer to EndTxn is waited for only where both sides are to be committed at the end.
 WAITED: dict[Wait, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "committed": (("PRODUCE", "END_TXN"), (2, 1)),
     "decided": (("PRODUCE",), (2,)),

@@ -1,4 +1,4 @@
-"""Blocks that end when the database has decided, and Kafka's half that ends beside what follows."""
+"""Blocks that end when the database has decided, and the Kafka transaction that ends beside what follows."""
 
 # ruff: noqa: PT012 - what a transaction raises comes at the end of its block
 
@@ -22,10 +22,10 @@ from tallystick.client.transactions.request_sender import TxnRequestSender
 from tallystick.dualwrite import (
     AsyncSqlStore,
     DualWriter,
+    HeuristicMixed,
     Lease,
     NotRecovered,
     Outcome,
-    Torn,
     WriteInDoubt,
     WriterPool,
     aio,
@@ -119,7 +119,7 @@ def test_a_block_ends_before_kafka_has_answered(
 
 
 def test_the_next_block_waits_for_the_end_before(make_world: MakeWorld) -> None:
-    """[DW-17] A transaction begins when the one before it is committed in both halves."""
+    """[DW-17] A transaction begins when the one before it is committed on both sides."""
     world, steps = make_world("decided"), list[str]()
 
     def watch(_: int, step: RecipeStep, done: bool) -> None:
@@ -203,7 +203,7 @@ def test_what_the_cluster_has_aborted_is_told_to_the_next_block(
         NotRecovered, match=r"nothing of this block was begun.*the cluster has aborted it"
     ) as told:
         world.pay(writer, 2, "b")
-    assert isinstance(told.value.__cause__, Torn)
+    assert isinstance(told.value.__cause__, HeuristicMixed)
     assert not writer.ready
     assert world.rows() == ["a"]
 
@@ -308,14 +308,14 @@ FORKING = (
     ENDING
     + """
 import os
-from tallystick.dualwrite import NotYours
+from tallystick.dualwrite import ManagedByWriter
 
 child = os.fork()
 if not child:
     for call in (writer.wait_committed, lambda: writer.transaction().__enter__()):
         try:
             call()
-        except NotYours:
+        except ManagedByWriter:
             continue
         os._exit(1)
     writer.close()

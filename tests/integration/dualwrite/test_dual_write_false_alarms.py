@@ -1,4 +1,4 @@
-"""What ends badly, and tears nothing, is not called Torn by the next writer."""
+"""What ends badly, and tears nothing, is not called HeuristicMixed by the next writer."""
 
 # ruff: noqa: PT012 - what a transaction raises comes at the end of its block
 
@@ -12,7 +12,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 from tests.support.dual_world import Crash, Crashed, MakeWorld, World, worlds
 
-from tallystick.dualwrite import DatabaseBehind, DualWriter, Fenced, SqlStore
+from tallystick.dualwrite import DatabaseBehind, DualWriter, SqlStore, WriterFenced
 from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import TallystickError
@@ -138,7 +138,7 @@ def test_a_writer_that_is_fenced_while_another_recovers_tears_nothing(make_world
 
     def overtaken(_: int, step: RecipeStep, done: bool) -> None:
         if step.name == "claim" and done:
-            with pytest.raises(Fenced):
+            with pytest.raises(WriterFenced):
                 block.__exit__(None, None, None)
 
     txn.send(world.topic, b"no").result(30)
@@ -162,7 +162,7 @@ def test_a_recovery_that_is_overtaken_reports_no_loss(make_world: MakeWorld, pai
                 other.recover()
                 world.pay(other, 7, "b")
 
-    with DualWriter(world.store, world.config, watch=overtake) as late, pytest.raises(Fenced):
+    with DualWriter(world.store, world.config, watch=overtake) as late, pytest.raises(WriterFenced):
         late.recover()
     check_next(world, [*paid_before, "b"])
 

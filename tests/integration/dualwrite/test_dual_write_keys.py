@@ -126,7 +126,7 @@ def test_a_call_with_the_same_key_does_nothing_and_returns_the_first_result(worl
 
 @pytest.mark.parametrize("database", DATABASES, indirect=True)
 def test_what_failed_keeps_no_key(world: World) -> None:
-    """[DW-16] A failure of the work, or of its result, takes the key back with both halves."""
+    """[DW-16] A failure of the work, or of its result, rolls the key back with both sides."""
     writer = world.life()
     writer.recover()
 
@@ -139,7 +139,7 @@ def test_what_failed_keeps_no_key(world: World) -> None:
 
     with pytest.raises(ZeroDivisionError):
         pay("a", result=ZeroDivisionError())
-    with pytest.raises(BadResult, match="neither half"):
+    with pytest.raises(BadResult, match="neither side"):
         pay("a", result=object())
     assert paid(world) == []
     assert pay("a", result=None) is None

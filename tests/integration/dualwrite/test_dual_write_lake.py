@@ -21,10 +21,10 @@ from tallystick.dualwrite import (
     AsyncDeltaStore,
     DeltaStore,
     DualWriter,
-    Fenced,
-    NotYours,
+    ManagedByWriter,
     Outcome,
     WriteInDoubt,
+    WriterFenced,
     WriterPool,
     aio,
 )
@@ -204,7 +204,7 @@ def test_a_record_that_left_a_savepoint_takes_the_block_back(
             world.pay(txn, 2)
             raise ZeroDivisionError
 
-    with pytest.raises(NotYours, match="inside a savepoint"):
+    with pytest.raises(ManagedByWriter, match="inside a savepoint"):
         writer.run(lose)
     assert world.agrees_on([])
 
@@ -321,7 +321,7 @@ def test_a_writer_that_was_taken_over_before_its_decision_is_fenced(world: LakeW
             world.pay(txn, 1)
         assert not isinstance(refused.value, WriteInDoubt)
         if step == "record":
-            assert isinstance(refused.value, Fenced)
+            assert isinstance(refused.value, WriterFenced)
         with newer[0].transaction() as txn:
             world.pay(txn, 2)
         newer[0].close()

@@ -23,13 +23,13 @@ from tallystick.dualwrite import (
     CommitUnknown,
     DatabaseBehind,
     DualWriter,
-    Fenced,
     Finding,
-    NotYours,
+    HeuristicMixed,
+    ManagedByWriter,
     Outcome,
     SqlStore,
-    Torn,
     WriteInDoubt,
+    WriterFenced,
     WriterPool,
 )
 from tallystick.errors import TallystickError
@@ -112,7 +112,7 @@ def test_a_transaction_ended_behind_the_writer_is_refused(
     """[DW-11] Words are not sent; a driver's rows are gone, or committed; no record passes for theirs."""
     world = any_world()
     writer = ready(world)
-    with pytest.raises(NotYours, match=ENDED), writer.transaction() as txn:
+    with pytest.raises(ManagedByWriter, match=ENDED), writer.transaction() as txn:
         txn.connection.execute(insert(world, "before"))
         txn.send(world.topic, b"no")
         ENDINGS[ending](txn)
@@ -143,7 +143,7 @@ def test_a_record_does_not_commit_by_itself(autocommit_world: MakeWorld, ending:
     world = autocommit_world()
     writer = ready(world)
     world.pay(writer, 0, "a")
-    with pytest.raises(NotYours, match=ENDED), writer.transaction() as txn:
+    with pytest.raises(ManagedByWriter, match=ENDED), writer.transaction() as txn:
         txn.session.execute(insert(world, "before"))
         txn.send(world.topic, b"no")
         ENDINGS[ending](txn)
@@ -171,7 +171,7 @@ def test_a_statement_that_commits_by_itself_is_refused(
             connection.execute(text("CREATE TABLE other (n INTEGER)"))
         writer = ready(world)
         statement = {"CREATE TABLE": "CREATE TABLE more (n INTEGER)", "TRUNCATE": "TRUNCATE TABLE other"}
-        with pytest.raises(NotYours, match="commits by itself"), writer.transaction() as txn:
+        with pytest.raises(ManagedByWriter, match="commits by itself"), writer.transaction() as txn:
             txn.send(world.topic, b"no")
             txn.connection.execute(text(statement.get(how, "BEGIN NOT ATOMIC TRUNCATE TABLE other; END")))
             txn.connection.execute(insert(world, "no"))
@@ -203,7 +203,7 @@ def test_a_forked_child_leaves_the_transaction_to_its_parent(
                 if child:
                     _, status = os.waitpid(child, 0)
                     assert os.waitstatus_to_exitcode(status) == 7
-        except (SystemExit, NotYours) as exc:
+        except (SystemExit, ManagedByWriter) as exc:
             if child == 0:
                 os._exit(7 if isinstance(exc, SystemExit) or "is a fork of it" in str(exc) else 8)
             raise
@@ -229,7 +229,7 @@ def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(any_world: Mak
                     _one(world, txn, n, what, sent_by)
 
     if sent_by != "savepoint":
-        with pytest.raises(NotYours, match="savepoint that was rolled back"):
+        with pytest.raises(ManagedByWriter, match="savepoint that was rolled back"):
             pay_three()
         assert writer.ready
         assert world.check() == []
@@ -294,7 +294,7 @@ def test_a_session_that_takes_rows_to_another_database_is_refused(
     store = SqlStore(world.engine, session_factory=sessionmaker(binds={There: other}))
     with DualWriter(store, world.config) as writer:
         writer.recover()
-        with pytest.raises(NotYours, match=r"other\.db"), writer.transaction() as txn:
+        with pytest.raises(ManagedByWriter, match=r"other\.db"), writer.transaction() as txn:
             txn.session.add(Here(what="here"))
             txn.session.add(There(what="there"))
             txn.send(world.topic, b"no")
@@ -308,7 +308,7 @@ def test_rows_that_a_session_had_not_written_yet_take_their_records_along(sqlite
     world = sqlite_world()
     Base.metadata.create_all(world.engine)
     writer = ready(world)
-    with pytest.raises(NotYours, match="savepoint that was rolled back"), writer.transaction() as txn:
+    with pytest.raises(ManagedByWriter, match="savepoint that was rolled back"), writer.transaction() as txn:
         txn.send(world.topic, b"before")
         with suppress(ValueError), txn.session.begin_nested():
             txn.session.add(Here(what="bad"))
@@ -376,9 +376,9 @@ def test_a_live_writer_finds_at_once_that_the_database_went_back(sqlite_world: M
     with pytest.raises(DatabaseBehind, match="has lost commits"):
         world.pay(writer, 3, "b")
     for _ in range(2):
-        with pytest.raises(DatabaseBehind, match=r"recover\(accept_torn=True\)"):
+        with pytest.raises(DatabaseBehind, match=r"recover\(accept_mixed=True\)"):
             writer.recover()
-    writer.recover(accept_torn=True)
+    writer.recover(accept_mixed=True)
     world.pay(writer, 3, "b")
     assert world.rows() == ["a", "b"]
     assert committed_values(world.broker, world.topic, 0) == ["a", "lost", "b"]
@@ -403,12 +403,12 @@ def test_a_new_writer_finds_that_the_database_went_back(
     backup.restore()
     world.close()
     second = world.life()
-    (found,) = second.look().ids
+    (found,) = second.inspect().ids
     assert found.finding is Finding.BEHIND
     assert found.action == "would raise DatabaseBehind"
     with pytest.raises(DatabaseBehind, match="has lost commits"):
         second.recover()
-    assert second.recover(accept_torn=True).ids[0].finding is Finding.BEHIND
+    assert second.recover(accept_mixed=True).ids[0].finding is Finding.BEHIND
     assert second.recover().clean
 
 
@@ -465,9 +465,9 @@ def test_an_abort_by_another_client_is_said(sqlite_world: MakeWorld) -> None:
         other.abort_transaction()
     second = world.life()
     for _ in range(2):
-        with pytest.raises(Torn, match="was aborted there"):
+        with pytest.raises(HeuristicMixed, match="was aborted there"):
             second.recover()
-    assert second.recover(accept_torn=True).ids[0].finding is Finding.OVERRULED
+    assert second.recover(accept_mixed=True).ids[0].finding is Finding.OVERRULED
     assert second.recover().clean
 
 
@@ -494,7 +494,7 @@ def test_the_owner_is_not_asked_of_a_replica(sqlite_world: MakeWorld) -> None:
                 world.pay(other, 1, "decided")
             world.cut()
 
-    with DualWriter(store, world.config, watch=overtake) as slow, pytest.raises(Fenced):
+    with DualWriter(store, world.config, watch=overtake) as slow, pytest.raises(WriterFenced):
         slow.recover()
     world.life().recover()
     assert world.check() == ["decided"]
@@ -578,7 +578,7 @@ def test_work_whose_end_was_in_doubt_is_not_done_twice(sqlite_world: MakeWorld, 
 def test_two_pools_of_one_name_are_told_of_each_other(
     sqlite_world: MakeWorld, caplog: pytest.LogCaptureFixture, sends: bool
 ) -> None:
-    """`Fenced` alone does not say that they take the ids from each other for ever."""
+    """`WriterFenced` alone does not say that they take the ids from each other for ever."""
     world = sqlite_world()
     with WriterPool(world.store, world.config, 1) as pool, WriterPool(world.store, world.config, 1) as other:
         pool.recover()
@@ -617,7 +617,7 @@ def test_waits_for_a_lock_of_our_row_have_a_limit(broker: EmbeddedBroker, postgr
 
 
 @pytest.mark.slow
-def test_rows_that_stay_as_they_are_fence_nobody(broker: EmbeddedBroker, mariadb: MariaDB) -> None:
+def test_rows_that_stay_as_they_are_fence_no_writer(broker: EmbeddedBroker, mariadb: MariaDB) -> None:
     """[DW-2] Without CLIENT.FOUND_ROWS the server counts only rows that it has changed."""
     url = make_url(mariadb.url(mariadb.new_database()))
 
@@ -640,7 +640,7 @@ def test_rows_that_stay_as_they_are_fence_nobody(broker: EmbeddedBroker, mariadb
             with writer.transaction() as txn:
                 txn.connection.execute(insert(world, f"{n}"))
         world.life().recover()
-        with pytest.raises(Fenced), writer.transaction() as txn:
+        with pytest.raises(WriterFenced), writer.transaction() as txn:
             txn.connection.execute(insert(world, "no"))
         assert world.rows() == ["0", "1"]
 

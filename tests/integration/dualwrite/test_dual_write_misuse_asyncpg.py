@@ -14,7 +14,7 @@ from tests.support.dual_world import new_name
 from tests.support.raw_producer import committed_values, make_topic
 from tests.support.servers import PostgreSQL
 
-from tallystick.dualwrite import AsyncSqlStore, NotYours, aio
+from tallystick.dualwrite import AsyncSqlStore, ManagedByWriter, aio
 from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.dualwrite.stores.sql_async import AsyncSqlTransaction
 from tallystick.kernel.ids import TopicPartition
@@ -102,7 +102,7 @@ def test_a_transaction_ended_behind_the_writer_is_refused(shop: Shop, ending: st
     async def story() -> None:
         async with shop.open() as writer:
             await shop.pay(writer, "first")
-            with pytest.raises(NotYours, match=r"ended inside|ends the database"):
+            with pytest.raises(ManagedByWriter, match=r"ended inside|ends the database"):
                 async with writer.transaction() as txn:
                     await shop.insert(txn, "before")
                     await txn.send(shop.topic, b"no")
@@ -164,7 +164,7 @@ def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(
             if not bad:
                 await pay_three(writer)
                 return
-            with pytest.raises(NotYours, match="savepoint that was rolled back"):
+            with pytest.raises(ManagedByWriter, match="savepoint that was rolled back"):
                 await pay_three(writer)
             assert writer.ready
             await shop.pay(writer, "later")
@@ -189,7 +189,7 @@ def test_consumed_offsets_do_not_move_where_the_rows_are_gone(shop: Shop) -> Non
         for before, after in ((None, 5), (5, 9)):
             opened = await store.begin()
             await (await _driver(opened)).execute("ROLLBACK")
-            with pytest.raises(NotYours, match="ended inside"):
+            with pytest.raises(ManagedByWriter, match="ended inside"):
                 await opened.move_offsets("g", {at: OffsetAdvance(before=before, after=after)})
             await opened.rollback()
             assert await store.read_offsets("g") == ({} if before is None else {at: before})

@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from tests.support.dual_world import new_name
 from tests.support.raw_producer import committed_values, make_topic
 
-from tallystick.dualwrite import DjangoStore, DualWriter, NotYours
+from tallystick.dualwrite import DjangoStore, DualWriter, ManagedByWriter
 from tallystick.dualwrite.stores.django import DjangoTransaction
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -114,7 +114,7 @@ def test_a_transaction_ended_behind_the_writer_is_refused(shop: Shop, ending: st
     """[DW-11] Words are not sent; a driver's rows are gone, or committed; no record passes for theirs."""
     shop.pay(1, "first")
     with (
-        pytest.raises(NotYours, match=r"ended inside|ends the database"),
+        pytest.raises(ManagedByWriter, match=r"ended inside|ends the database"),
         shop.writer.transaction() as txn,
     ):
         shop.insert(2, "before")
@@ -206,7 +206,7 @@ def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(
                     pay(shop, txn, n, what)
 
     if bad:
-        with pytest.raises(NotYours, match="savepoint that was rolled back"):
+        with pytest.raises(ManagedByWriter, match="savepoint that was rolled back"):
             pay_three()
         assert shop.writer.ready
         assert shop.rows() == shop.records() == []
@@ -247,7 +247,7 @@ def test_a_forked_child_leaves_the_transaction_to_its_parent(shop: Shop, how: st
             if child:
                 _, status = os.waitpid(child, 0)
                 assert os.waitstatus_to_exitcode(status) == 7
-    except (SystemExit, NotYours) as exc:
+    except (SystemExit, ManagedByWriter) as exc:
         if child == 0:
             refused = isinstance(exc, SystemExit) or "is a fork of it" in str(exc)
             alone = execute("SELECT what FROM paid") == []  # over a connection of its own

@@ -200,7 +200,7 @@ def test_offsets_of_unknown_outcome_do_not_follow_the_next_block(
         assert "nothing tells whether its offsets were committed" in error
         _pay(writer, topic)
         assert consumer.paused == consumer.assignment
-        with pytest.raises(NotRecovered, match="open it anew"):
+        with pytest.raises(NotRecovered, match="open it again"):
             take(writer, consumer)
         assert consumer.committed([TopicPartition(topic, 0)]) == {TopicPartition(topic, 0): None}
     with DualWriter(store, config) as writer, Consumer(reader(broker, topic)) as consumer:

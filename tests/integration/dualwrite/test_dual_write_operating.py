@@ -23,11 +23,11 @@ from tallystick import Admin, Consumer, TopicPartition
 from tallystick.cli.main import main
 from tallystick.dualwrite import (
     DualWriter,
-    Fenced,
+    HeuristicMixed,
     NoFreeId,
     NotRecovered,
     SqlStore,
-    Torn,
+    WriterFenced,
     WriterPool,
     aio,
     consume_into,
@@ -133,10 +133,10 @@ def test_a_torn_id_of_a_pool_keeps_no_other_from_being_recovered(sqlite_world: M
     decide_and_be_gone(1)
     force()
     with WriterPool(world.store, world.config, 2) as pool:
-        with pytest.raises(Torn, match=names[0]):
+        with pytest.raises(HeuristicMixed, match=names[0]):
             pool.recover()
         eventually(lambda: committed_values(world.broker, world.topic, 0) == [names[1]])
-        pool.recover(accept_torn=True)
+        pool.recover(accept_mixed=True)
         decide_and_be_gone(0)
         force()
         with pytest.raises(TallystickError), pool.transaction() as txn:
@@ -240,7 +240,7 @@ def test_a_reader_whose_partition_has_moved_cannot_write(postgresql_world: MakeW
         late, early = (
             consume_into(world.store, each, partitions=[at], group="copy") for each in (slow, fast)
         )
-        with pytest.raises(Fenced), late.batch(timeout_s=30) as batch:
+        with pytest.raises(WriterFenced), late.batch(timeout_s=30) as batch:
             assert batch.records
             with early.batch(timeout_s=30) as other:
                 assert other.records == batch.records
@@ -268,7 +268,7 @@ def resolve(
 def test_an_operator_resolves_what_a_host_left(
     sqlite_world: MakeWorld, capsys: pytest.CaptureFixture[str], step: str, verdict: str, has: list[str]
 ) -> None:
-    """[DW-6] Both halves and the verdict, nothing changed; then finished; then there is nothing left."""
+    """[DW-6] Both sides and the verdict, nothing changed; then finished; then there is nothing left."""
     world = sqlite_world()
     with suppress(Crashed):
         writer = world.life(Crash(len(RECOVERY) + PAYMENT.index(step) + 1))

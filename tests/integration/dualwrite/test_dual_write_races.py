@@ -10,7 +10,7 @@ from sqlalchemy.pool import NullPool
 from tests.support.dual_world import Crash, Crashed, MakeWorld, World, worlds
 
 from tallystick.client.transactions.state import State
-from tallystick.dualwrite import DualWriter, Fenced, SqlStore
+from tallystick.dualwrite import DualWriter, SqlStore, WriterFenced
 from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
@@ -99,7 +99,7 @@ def test_an_idle_writer_that_was_taken_over_ends_nothing(make_world: MakeWorld, 
     if mode != "resume":
         loses_the_next_pair(idle)
     decides_and_is_gone(world)
-    with pytest.raises(Fenced, match="claimed by another"):
+    with pytest.raises(WriterFenced, match="claimed by another"):
         world.pay(idle, 2, "no")
     assert not idle.ready
     assert settle(world) == ["decided"]

@@ -1,4 +1,4 @@
-"""A record that was refused, and a block that goes on: neither half is committed, and the writer works on."""
+"""A record that was refused, and a block that goes on: neither side is committed, and the writer works on."""
 
 # ruff: noqa: PT012 - what a transaction raises comes at the end of its block
 
@@ -56,7 +56,7 @@ def test_a_block_that_swallows_a_refusal_commits_nothing(
     with world.life() as writer:
         writer.recover()
         with (
-            pytest.raises(AbortRequired, match="neither half is committed") as refused,
+            pytest.raises(AbortRequired, match="neither side is committed") as refused,
             writer.transaction() as txn,
         ):
             txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'no')"))

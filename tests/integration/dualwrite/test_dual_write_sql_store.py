@@ -14,7 +14,14 @@ from sqlalchemy.pool import NullPool
 from tests.support.servers import MariaDB, PostgreSQL
 
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite import BadRow, BadStore, CommitUnknown, NotYours, SqlStore, UnsafeStore
+from tallystick.dualwrite import (
+    BadStore,
+    CommitUnknown,
+    CorruptRow,
+    ManagedByWriter,
+    SqlStore,
+    UnsafeDurability,
+)
 from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.dualwrite.stores.durability import DURABILITY_SETTINGS, DurabilitySetting, parse_allowed
@@ -106,7 +113,7 @@ def test_nothing_is_written_where_it_would_commit_by_itself(
     if what == "the offsets":
         moved = {TopicPartition("a", 0): OffsetAdvance(before=None, after=5)}
         write = partial(txn.move_offsets, "g", moved)
-    with pytest.raises(NotYours, match="ended inside"):
+    with pytest.raises(ManagedByWriter, match="ended inside"):
         write()
     txn.rollback()
     assert store.read_state("t") == row
@@ -136,11 +143,11 @@ def test_a_row_of_another_version_is_refused(sqlite: Engine) -> None:
     store.claim("t")
     with sqlite.begin() as connection:
         connection.execute(text("UPDATE kafka_transaction_state SET schema_version = 2"))
-    with pytest.raises(BadRow, match="schema version 2"):
+    with pytest.raises(CorruptRow, match="schema version 2"):
         store.claim("t")
 
 
-def test_a_database_that_nobody_has_looked_into_is_refused() -> None:
+def test_an_unsupported_database_is_refused() -> None:
     with pytest.raises(BadStore, match="a store of its own"):
         durability_queries("oracle")
 
@@ -231,7 +238,7 @@ def test_what_a_database_says_is_judged(dialect: str, answers: list[object], nam
     if named is None:
         check_durability_answers(dialect, "READ COMMITTED", answers)
         return
-    with pytest.raises(UnsafeStore, match=named):
+    with pytest.raises(UnsafeDurability, match=named):
         check_durability_answers(dialect, "READ COMMITTED", answers)
 
 
@@ -250,7 +257,7 @@ def test_one_setting_is_allowed_by_its_name_and_no_other(risk: DurabilitySetting
     """[DW-8] The refusal says by which name."""
     dialect, answers = UNSAFE[risk]
     others = parse_allowed(set(DURABILITY_SETTINGS) - {risk})
-    with pytest.raises(UnsafeStore, match=rf'allow_unsafe_durability=\{{"{risk}"\}}') as refused:
+    with pytest.raises(UnsafeDurability, match=rf'allow_unsafe_durability=\{{"{risk}"\}}') as refused:
         check_durability_answers(dialect, "READ COMMITTED", answers, others)
     assert refused.value.risk == risk
     check_durability_answers(dialect, "READ COMMITTED", answers, parse_allowed({risk}))
@@ -258,7 +265,7 @@ def test_one_setting_is_allowed_by_its_name_and_no_other(risk: DurabilitySetting
 
 def test_no_name_allows_a_connection_where_every_statement_commits() -> None:
     """[DW-8]"""
-    with pytest.raises(UnsafeStore, match="a transaction is needed") as refused:
+    with pytest.raises(UnsafeDurability, match="a transaction is needed") as refused:
         check_durability_answers(
             "postgresql",
             "READ COMMITTED",
@@ -284,7 +291,7 @@ def test_what_one_store_allows_another_on_the_same_engine_does_not(tmp_path: Pat
     allowing.create()
     for _ in range(2):
         allowing.claim("t")
-        with pytest.raises(UnsafeStore, match="PRAGMA synchronous is 1"):
+        with pytest.raises(UnsafeDurability, match="PRAGMA synchronous is 1"):
             SqlStore(engine).claim("t")
     engine.dispose()
 

@@ -15,9 +15,9 @@ from tallystick.admin import Admin
 from tallystick.dualwrite import (
     AsyncSqlStore,
     DualWriter,
+    HeuristicMixed,
     IdempotencyKey,
     NotRecovered,
-    Torn,
     WriterPool,
     aio,
 )
@@ -73,7 +73,9 @@ def test_a_key_does_not_answer_for_records_that_are_not_there(world: World, wait
     with pool:
         pool.recover()
         if wait == "committed":
-            with pytest.raises(Torn, match=r"the database has committed .*Send its records again") as torn:
+            with pytest.raises(
+                HeuristicMixed, match=r"the database has committed .*Send its records again"
+            ) as torn:
                 pool.run(insert(world, "a"), idempotency_key=KEY)
             assert torn.value.is_of_this_block
             assert "nothing happened" not in str(torn.value)
@@ -84,16 +86,16 @@ def test_a_key_does_not_answer_for_records_that_are_not_there(world: World, wait
             with pytest.raises(NotRecovered, match="nothing of this block was begun"):
                 pool.run(insert(world, "a"), idempotency_key=KEY)
         for _ in range(2):
-            with pytest.raises(Torn, match=r"'order-7' of pay.*records") as again:
+            with pytest.raises(HeuristicMixed, match=r"'order-7' of pay.*records") as again:
                 pool.run(insert(world, "a"), idempotency_key=KEY)
             assert again.value.is_of_this_block
             assert list(again.value.states) == [torn_id]
     config = {**world.config, "transactional.id": torn_id}
     with DualWriter(world.store, config) as writer:
-        with pytest.raises(Torn, match=r"Its idempotency keys: 'order-7' of pay") as found:
+        with pytest.raises(HeuristicMixed, match=r"Its idempotency keys: 'order-7' of pay") as found:
             writer.recover()
         assert not found.value.is_of_this_block
-        writer.recover(accept_torn=True)
+        writer.recover(accept_mixed=True)
         assert writer.run(insert(world, "a"), idempotency_key=KEY) == {"paid": "a"}
     assert world.rows() == ["a"]
 
@@ -129,7 +131,7 @@ def test_nor_with_asyncio(world: World) -> None:
         async with aio.WriterPool(AsyncSqlStore(engine), world.config, size=2, watch=tear) as pool:
             await pool.recover()
             for _ in range(2):
-                with pytest.raises(Torn) as torn:
+                with pytest.raises(HeuristicMixed) as torn:
                     await pool.run(work, idempotency_key=KEY)
                 assert torn.value.is_of_this_block
         await engine.dispose()
@@ -144,14 +146,14 @@ def test_a_later_block_is_not_told_that_it_is_torn(world: World, wait: Wait) -> 
     with DualWriter(world.store, world.config, watch=Tear(world), wait=wait) as writer:
         writer.recover()
         if wait == "committed":
-            with pytest.raises(Torn):
+            with pytest.raises(HeuristicMixed):
                 writer.run(insert(world, "a"))
         else:
             writer.run(insert(world, "a"))
         with pytest.raises(NotRecovered) as later:
             writer.run(insert(world, "b"))
         if wait == "decided":
-            assert isinstance(later.value.__cause__, Torn)
+            assert isinstance(later.value.__cause__, HeuristicMixed)
             assert not later.value.__cause__.is_of_this_block
     assert world.rows() == ["a"]
 
@@ -160,10 +162,10 @@ def test_a_pool_does_not_tell_it_to_a_later_caller_either(world: World) -> None:
     pool = WriterPool(world.store, world.config, size=1, watch=Tear(world))
     with pool:
         pool.recover()
-        with pytest.raises(Torn) as own:
+        with pytest.raises(HeuristicMixed) as own:
             pool.run(insert(world, "a"))
         assert own.value.is_of_this_block
         with pytest.raises(NotRecovered, match="nothing of this block") as later:
             pool.run(insert(world, "b"))
-        assert isinstance(later.value.__cause__, Torn)
+        assert isinstance(later.value.__cause__, HeuristicMixed)
     assert world.rows() == ["a"]

@@ -29,16 +29,16 @@ from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite import (
     CommitUnknown,
     DualWriter,
-    Fenced,
     Finding,
     ForeignCluster,
+    HeuristicMixed,
+    ManagedByWriter,
     NotRecovered,
     NotVisible,
-    NotYours,
     SqlStore,
-    TooLate,
-    Torn,
-    UnsafeStore,
+    TransactionTooOld,
+    UnsafeDurability,
+    WriterFenced,
 )
 from tallystick.dualwrite.stores.durability import DurabilitySetting
 from tallystick.dualwrite.stores.sql import SqlTransaction
@@ -196,7 +196,7 @@ def test_what_leaves_the_block_takes_both_back(sqlite_world: MakeWorld, what: ty
         raise what
     world.pay(writer, 1, "a")
     assert world.check() == ["a"]
-    with pytest.raises(NotYours, match="has ended"):
+    with pytest.raises(ManagedByWriter, match="has ended"):
         txn.send(world.topic, b"late")
 
 
@@ -222,10 +222,10 @@ def test_the_block_s_session_is_not_committed_by_its_user(sqlite_world: MakeWorl
     writer.recover()
     insert = text(f"INSERT INTO {world.table} VALUES (1, 'no')")
     for name in ("session", "connection"):
-        with pytest.raises(NotYours, match="savepoint"), writer.transaction() as txn:
+        with pytest.raises(ManagedByWriter, match="savepoint"), writer.transaction() as txn:
             txn.session.execute(insert)
             (txn.session if name == "session" else txn.connection).commit()
-    with pytest.raises(NotYours, match="ended inside the block"), writer.transaction() as txn:
+    with pytest.raises(ManagedByWriter, match="ended inside the block"), writer.transaction() as txn:
         txn.session.execute(insert)
         txn.session.rollback()
     with writer.transaction() as txn:
@@ -242,7 +242,7 @@ def test_a_writer_that_was_taken_over_commits_neither_half(postgresql_world: Mak
     world = postgresql_world()
     stalled = world.life()
     stalled.recover()
-    with pytest.raises(Fenced), stalled.transaction() as txn:
+    with pytest.raises(WriterFenced), stalled.transaction() as txn:
         txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'no')"))
         txn.send(world.topic, b"no").result(30)
         other = world.life()
@@ -254,7 +254,7 @@ def test_a_writer_that_was_taken_over_commits_neither_half(postgresql_world: Mak
 
 
 def test_a_lost_answer_to_the_commit_is_in_doubt_and_recovered(sqlite_world: MakeWorld) -> None:
-    """[DW-3] Kafka's half stays prepared, until a claim tells; both outcomes."""
+    """[DW-3] the Kafka transaction stays prepared, until a claim tells; both outcomes."""
     for committed in (False, True):
         world = sqlite_world()
         writer = world.life()
@@ -313,9 +313,9 @@ def test_what_an_operator_aborted_is_torn_until_it_is_accepted(sqlite_world: Mak
         admin.force_terminate_transaction(world.topic, force=True)
     second = world.life()
     for _ in range(2):
-        with pytest.raises(Torn, match="has aborted it"):
+        with pytest.raises(HeuristicMixed, match="has aborted it"):
             second.recover()
-    (found,) = second.recover(accept_torn=True).ids
+    (found,) = second.recover(accept_mixed=True).ids
     assert found.finding is Finding.FORCED
     assert second.recover().clean
     world.pay(second, 2, "b")
@@ -369,11 +369,11 @@ def test_a_database_that_may_lose_a_commit_is_refused(
     world = sqlite_world()
     engine = world.make_engine()
     event.listen(engine, "connect", lambda connection, _: connection.execute(statement))
-    with DualWriter(SqlStore(engine), world.config) as writer, pytest.raises(UnsafeStore, match=named):
+    with DualWriter(SqlStore(engine), world.config) as writer, pytest.raises(UnsafeDurability, match=named):
         writer.recover()
     other: DurabilitySetting = "journal_mode" if named == "synchronous" else "synchronous"
     store = SqlStore(engine, allow_unsafe_durability={other})
-    with DualWriter(store, world.config) as writer, pytest.raises(UnsafeStore, match=named):
+    with DualWriter(store, world.config) as writer, pytest.raises(UnsafeDurability, match=named):
         writer.recover()
     allowed: list[bool | set[DurabilitySetting]] = [True, {named}]
     for n, each in enumerate(allowed):
@@ -387,7 +387,7 @@ def test_autocommit_is_refused(sqlite_world: MakeWorld) -> None:
     """[DW-8]"""
     world = sqlite_world()
     store = SqlStore(world.engine.execution_options(isolation_level="AUTOCOMMIT"))
-    with DualWriter(store, world.config) as writer, pytest.raises(UnsafeStore, match="AUTOCOMMIT"):
+    with DualWriter(store, world.config) as writer, pytest.raises(UnsafeDurability, match="AUTOCOMMIT"):
         writer.recover()
 
 
@@ -404,14 +404,14 @@ def test_postgresql_without_synchronous_commit_is_refused(postgresql_world: Make
             txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (2, '{what}')"))
             txn.send(world.topic, what.encode())
 
-    with pytest.raises(UnsafeStore, match="synchronous_commit"):
+    with pytest.raises(UnsafeDurability, match="synchronous_commit"):
         pay_carelessly(writer, "no")
     world.pay(writer, 1, "a")
     engine = world.make_engine()
     store = SqlStore(engine, allow_unsafe_durability={"fsync"})
     with DualWriter(store, world.config) as hosted:
         hosted.recover()
-        with pytest.raises(UnsafeStore, match="synchronous_commit"):
+        with pytest.raises(UnsafeDurability, match="synchronous_commit"):
             pay_carelessly(hosted, "no")
     store = SqlStore(engine, allow_unsafe_durability={"synchronous_commit"})
     with DualWriter(store, world.config) as careless:
@@ -445,7 +445,7 @@ def test_a_block_that_took_too_long_for_its_mode_commits_neither(sqlite_world: M
         pay_slowly(2, "b", 4_000_000)
         assert world.check() == ["a", "b"]
         return
-    with pytest.raises(TooLate, match="46000 ms of the 60000"):
+    with pytest.raises(TransactionTooOld, match="46000 ms of the 60000"):
         pay_slowly(2, "no", 46_000)
     assert writer.ready
     with writer.transaction():

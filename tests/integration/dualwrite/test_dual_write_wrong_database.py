@@ -57,7 +57,7 @@ def test_what_another_database_has_decided_is_not_aborted(make_world: MakeWorld,
             for _ in range(2):
                 with pytest.raises(DatabaseBehind, match=r"has never had the id.*nothing was ended"):
                     stranger.recover()
-            (line,) = stranger.look().ids
+            (line,) = stranger.inspect().ids
             assert (line.finding, line.verdict) == (Finding.UNKNOWN_HERE, Verdict.LACK)
     with world.life() as writer:
         (line,) = writer.recover().ids
@@ -87,7 +87,7 @@ def test_a_database_that_is_the_only_one_goes_on_with_consent(make_world: MakeWo
     world = make_world()
     decide(world)
     with DualWriter(SqlStore(other), world.config) as writer:
-        (line,) = writer.recover(accept_torn=True).ids
+        (line,) = writer.recover(accept_mixed=True).ids
         assert line.action == "aborted it in Kafka"
         assert writer.recover().clean
 

@@ -139,7 +139,7 @@ def test_a_renewal_prolongs_what_is_still_the_holders_and_says_what_is(store: Le
     assert store.renew_leases([], "nobody", 1) == frozenset()
 
 
-def test_an_expired_lease_that_nobody_took_is_renewed(store: Leases) -> None:
+def test_an_expired_lease_without_another_owner_is_renewed(store: Leases) -> None:
     assert store.take(FIRST, None)
     store.expire("pay-0")
     leases = store.read_leases("pay")

@@ -27,12 +27,12 @@ from tallystick import Admin
 from tallystick.cli.main import main
 from tallystick.dualwrite import (
     AsyncSqlStore,
-    Fenced,
+    HeuristicMixed,
     Lease,
     NoFreeId,
     NotRecovered,
     SqlStore,
-    Torn,
+    WriterFenced,
     WriterPool,
     aio,
 )
@@ -283,7 +283,7 @@ def test_an_operator_who_fences_a_writer_takes_no_lease_from_its_pool(
     pool = make_pool()
     pool.recover()
     world.store.claim(f"{world.topic}-0")
-    with pytest.raises(Fenced):
+    with pytest.raises(WriterFenced):
         pay(world, pool, 1, "no")
     pay(world, pool, 1, "a")
     assert ids_of(pool) == [f"{world.topic}-0"]
@@ -363,7 +363,7 @@ def test_what_people_must_settle_is_left_with_the_command_and_not_tried_again(
     assert world.store.read_state(f"{world.topic}-0") == owner
     pay(world, live, 2, "b")
     assert world.rows() == ["a", "b"]
-    with pytest.raises(Torn):
+    with pytest.raises(HeuristicMixed):
         make_plain(world).recover()
 
 

@@ -21,7 +21,14 @@ from tests.support.cutting_proxy import CuttingProxy
 from tests.support.servers import PostgreSQL
 
 from tallystick import PreparedTxnState
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours, UnsafeStore
+from tallystick.dualwrite.errors import (
+    BadStore,
+    CommitUnknown,
+    ManagedByWriter,
+    NotCommitted,
+    UnsafeDurability,
+    WriterFenced,
+)
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.model import TABLE
 from tallystick.dualwrite.stores import django as module
@@ -139,7 +146,7 @@ def test_a_former_owner_records_nothing(store: DjangoStore) -> None:
     old = store.claim("id")
     new = store.claim("id")
     transaction_ = store.begin()
-    with pytest.raises(Fenced):
+    with pytest.raises(WriterFenced):
         transaction_.record(replace(old, state=STATE))
     transaction_.rollback()
     assert store.read_state("id") == new
@@ -197,12 +204,12 @@ def test_a_claim_waits_for_a_transaction_that_has_recorded(store: DjangoStore) -
 def test_the_block_has_to_be_the_outermost(store: DjangoStore) -> None:
     """ATOMIC_REQUESTS and TestCase open one around everything."""
     with transaction.atomic(using=ALIAS):
-        with pytest.raises(NotYours, match="non_atomic_requests"):
+        with pytest.raises(ManagedByWriter, match="non_atomic_requests"):
             store.begin()
-        with pytest.raises(NotYours):
+        with pytest.raises(ManagedByWriter):
             store.claim("id")
     transaction.set_autocommit(False, using=ALIAS)
-    with pytest.raises(NotYours):
+    with pytest.raises(ManagedByWriter):
         store.begin()
     transaction.rollback(using=ALIAS)
     transaction.set_autocommit(True, using=ALIAS)
@@ -217,7 +224,7 @@ def test_savepoints_inside_are_the_users(store: DjangoStore) -> None:
         raise ZeroDivisionError
     with transaction.atomic(using=ALIAS):
         execute("INSERT INTO mine VALUES (2)")
-        with pytest.raises(NotYours):
+        with pytest.raises(ManagedByWriter):
             transaction_.record(replace(row, state=STATE))
     transaction_.record(replace(row, state=STATE))
     transaction_.commit()
@@ -232,7 +239,7 @@ def test_a_block_marked_for_rollback_is_never_taken_for_committed(store: DjangoS
     transaction.set_rollback(True, using=ALIAS)
     with pytest.raises(NotCommitted) as refused:
         transaction_.commit()
-    assert isinstance(refused.value.cause, NotYours)
+    assert isinstance(refused.value.cause, ManagedByWriter)
     assert store.read_state("id") == row
 
     transaction_ = store.begin()
@@ -240,7 +247,7 @@ def test_a_block_marked_for_rollback_is_never_taken_for_committed(store: DjangoS
     connections[ALIAS].close()
     with pytest.raises(NotCommitted) as refused:
         transaction_.commit()
-    assert isinstance(refused.value.cause, NotYours)
+    assert isinstance(refused.value.cause, ManagedByWriter)
     assert store.read_state("id") == row
 
 
@@ -348,13 +355,13 @@ def test_an_unsynced_commit_is_refused(store: DjangoStore) -> None:
     else:
         transaction_ = store.begin()
         execute("SET LOCAL synchronous_commit = off")
-        with pytest.raises(UnsafeStore):
+        with pytest.raises(UnsafeDurability):
             transaction_.record(replace(row, state=STATE))
         transaction_.rollback()
         execute("SET synchronous_commit = off")
-    with pytest.raises(UnsafeStore):
+    with pytest.raises(UnsafeDurability):
         store.begin()
-    with pytest.raises(UnsafeStore):
+    with pytest.raises(UnsafeDurability):
         DjangoStore(ALIAS, allow_unsafe_durability={"fsync", "journal_mode"}).begin()
     allowing = DjangoStore(ALIAS, allow_unsafe_durability={"synchronous", "synchronous_commit"})
     opened = allowing.begin()

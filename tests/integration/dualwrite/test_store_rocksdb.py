@@ -10,7 +10,14 @@ import pytest
 from rocksdict import AccessType, DbClosedError, Options, Rdict
 
 from tallystick import PreparedTxnState
-from tallystick.dualwrite.errors import BadRow, BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.errors import (
+    BadStore,
+    CommitUnknown,
+    CorruptRow,
+    ManagedByWriter,
+    NotCommitted,
+    WriterFenced,
+)
 from tallystick.dualwrite.rules.model import TABLE
 from tallystick.dualwrite.stores.rocksdb import RocksStore
 from tallystick.kernel.value import replace
@@ -62,7 +69,7 @@ def test_two_stores_of_one_database_fence_each_other(database: Rdict, store: Roc
     other.claim("id")
     with pytest.raises(NotCommitted) as refused:
         transaction.commit()
-    assert isinstance(refused.value.cause, Fenced)
+    assert isinstance(refused.value.cause, WriterFenced)
     assert (b"key" if store.raw_mode else "key") not in database
     other.close()
 
@@ -71,12 +78,12 @@ def test_a_batch_that_the_user_has_written_is_refused(database: Rdict, store: Ro
     row = store.claim("id")
     transaction = store.begin()
     database.write(transaction.batch)
-    with pytest.raises(NotYours):
+    with pytest.raises(ManagedByWriter):
         transaction.record(replace(row, state=STATE))
     transaction.rollback()
     with pytest.raises(NotCommitted) as refused:
         transaction.commit()
-    assert isinstance(refused.value.cause, NotYours)
+    assert isinstance(refused.value.cause, ManagedByWriter)
     assert store.read_state("id") == row
 
 
@@ -88,9 +95,9 @@ def test_without_the_family_and_with_a_foreign_value(database: Rdict) -> None:
     store.create()
     with database.get_column_family(TABLE) as family:
         family[b"id" if store.raw_mode else "id"] = b"not ours"
-    with pytest.raises(BadRow):
+    with pytest.raises(CorruptRow):
         store.claim("id")
-    with pytest.raises(BadRow):
+    with pytest.raises(CorruptRow):
         store.create()
     store.close()
 

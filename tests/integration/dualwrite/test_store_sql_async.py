@@ -15,7 +15,13 @@ from tests.support.cutting_proxy import CuttingProxy
 from tests.support.servers import MariaDB, PostgreSQL
 
 from tallystick import PreparedTxnState
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours, UnsafeStore
+from tallystick.dualwrite.errors import (
+    BadStore,
+    CommitUnknown,
+    ManagedByWriter,
+    UnsafeDurability,
+    WriterFenced,
+)
 from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.dualwrite.stores.sql_async import AsyncSqlStore, AsyncSqlTransaction
 from tallystick.kernel.ids import TopicPartition
@@ -99,7 +105,7 @@ def test_a_claimed_row_is_not_recorded_by_its_former_owner(database: Database) -
             old = await store.claim("id")
             await store.claim("id")
             transaction = await store.begin()
-            with pytest.raises(Fenced):
+            with pytest.raises(WriterFenced):
                 await transaction.record(replace(old, state=STATE))
             await transaction.rollback()
             now = await store.read_state("id")
@@ -170,14 +176,14 @@ def test_a_claim_waits_while_the_commit_runs_in_the_server(database: Database) -
                 await transaction.session.execute(text("INSERT INTO slow VALUES (1)"))
                 await transaction.record(replace(row, state=STATE))
                 commit = asyncio.ensure_future(transaction.commit())
-                await _until_somebody_waits(gate.connection)
+                await _until_a_caller_waits(gate.connection)
                 proxy.cut()
                 with pytest.raises(CommitUnknown):
                     await commit
                 await transaction.rollback()
 
                 claim = asyncio.ensure_future(store.claim("id"))
-                await _until_somebody_waits(gate.connection, 2)
+                await _until_a_caller_waits(gate.connection, 2)
                 assert not claim.done()
                 await gate.rollback()  # opens it
                 assert (await claim).state == STATE
@@ -202,7 +208,7 @@ async def _commits_wait_for_a_gate(store: AsyncSqlStore) -> AsyncSqlTransaction:
     return gate
 
 
-async def _until_somebody_waits(connection: AsyncConnection, waiting: int = 1) -> None:
+async def _until_a_caller_waits(connection: AsyncConnection, waiting: int = 1) -> None:
     question = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
     while True:
         if (await connection.execute(question)).scalar_one() >= waiting:
@@ -242,12 +248,12 @@ def test_what_the_user_must_not_do(database: Database) -> None:
             await store.create()
             row = await store.claim("id")
             transaction = await store.begin()
-            with pytest.raises(NotYours):
+            with pytest.raises(ManagedByWriter):
                 await transaction.session.commit()
-            with pytest.raises(NotYours):
+            with pytest.raises(ManagedByWriter):
                 await transaction.connection.commit()
             await transaction.connection.rollback()
-            with pytest.raises(NotYours):
+            with pytest.raises(ManagedByWriter):
                 await transaction.record(replace(row, state=STATE))
             await transaction.rollback()
 
@@ -278,7 +284,7 @@ def test_nothing_is_written_where_it_would_commit_by_itself(database: Database, 
             if what == "the offsets":
                 moved = {TopicPartition("a", 0): OffsetAdvance(before=None, after=5)}
                 write = partial(txn.move_offsets, "g", moved)
-            with pytest.raises(NotYours, match="ended inside"):
+            with pytest.raises(ManagedByWriter, match="ended inside"):
                 await write()
             await txn.rollback()
             assert await store.read_state("id") == row
@@ -294,9 +300,9 @@ def test_a_connection_where_every_statement_commits_is_refused(database: Databas
     async def story() -> None:
         async with database.store() as store, database.store(isolation_level="AUTOCOMMIT") as careless:
             await store.create()
-            with pytest.raises(UnsafeStore):
+            with pytest.raises(UnsafeDurability):
                 await careless.begin()
-            with pytest.raises(UnsafeStore):
+            with pytest.raises(UnsafeDurability):
                 await careless.claim("id")
             assert await store.read_state("id") is None
 
@@ -313,7 +319,7 @@ def test_an_unsynced_commit_is_refused(database: Database) -> None:
             transaction = await store.begin()
             await transaction.connection.execute(text("SET synchronous_commit = off"))
             row = await store.claim("id")
-            with pytest.raises(UnsafeStore):
+            with pytest.raises(UnsafeDurability):
                 await transaction.record(replace(row, state=STATE))
             await transaction.rollback()
             assert await store.read_state("id") == row

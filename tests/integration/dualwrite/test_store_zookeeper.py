@@ -10,7 +10,14 @@ from tests.support.cutting_proxy import CuttingProxy
 from tests.support.servers import ZooKeeper
 
 from tallystick import PreparedTxnState
-from tallystick.dualwrite.errors import BadRow, BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.errors import (
+    BadStore,
+    CommitUnknown,
+    CorruptRow,
+    ManagedByWriter,
+    NotCommitted,
+    WriterFenced,
+)
 from tallystick.dualwrite.stores.zookeeper import ZooKeeperStore
 from tallystick.kernel.value import replace
 
@@ -61,7 +68,7 @@ def test_a_claim_between_record_and_commit_fences(store: ZooKeeperStore) -> None
     store.claim("id")
     with pytest.raises(NotCommitted) as refused:
         transaction.commit()
-    assert isinstance(refused.value.cause, Fenced)
+    assert isinstance(refused.value.cause, WriterFenced)
     assert store.client.exists(f"{store.path}-data") is None
 
 
@@ -123,7 +130,7 @@ def test_without_the_path_and_with_a_foreign_node(store: ZooKeeperStore) -> None
     with pytest.raises(BadStore):
         missing.transactional_ids()
     store.client.create(store.path_of("id"), b"not ours")
-    with pytest.raises(BadRow):
+    with pytest.raises(CorruptRow):
         store.claim("id")
 
 
@@ -131,12 +138,12 @@ def test_the_request_is_committed_by_the_store_alone(store: ZooKeeperStore) -> N
     row = store.claim("id")
     transaction = store.begin()
     transaction.request.commit()
-    with pytest.raises(NotYours):
+    with pytest.raises(ManagedByWriter):
         transaction.record(row)
     transaction.rollback()
     with pytest.raises(NotCommitted) as refused:
         transaction.commit()
-    assert isinstance(refused.value.cause, NotYours)
+    assert isinstance(refused.value.cause, ManagedByWriter)
 
 
 @pytest.mark.parametrize("sizes", [[1_100_000], [30_000] * 40, [1_048_500]])

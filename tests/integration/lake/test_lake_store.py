@@ -19,13 +19,13 @@ from tallystick import PreparedTxnState
 from tallystick.cli.main import main
 from tallystick.dualwrite import (
     AsyncDeltaStore,
-    BadRow,
     BadStore,
     CommitUnknown,
+    CorruptRow,
     DeltaStore,
-    Fenced,
+    ManagedByWriter,
     NotCommitted,
-    NotYours,
+    WriterFenced,
 )
 from tallystick.dualwrite.rules.model import StoredState
 from tallystick.kernel.settings import BadConfig
@@ -162,7 +162,7 @@ def test_rows_without_a_record_are_not_committed(place: Path) -> None:
     with pytest.raises(NotCommitted, match="nothing was recorded"):
         txn.commit()
     txn.rollback()
-    with pytest.raises(NotYours):
+    with pytest.raises(ManagedByWriter):
         txn.handle.append([{"n": 2}])
     assert read_numbers(place) == []
 
@@ -178,7 +178,7 @@ def test_a_record_that_was_prepared_before_a_claim_is_refused(place: Path) -> No
     claimed = two.claim(ID)
     with pytest.raises(NotCommitted) as refused:
         txn.commit()
-    assert isinstance(refused.value.cause, Fenced)
+    assert isinstance(refused.value.cause, WriterFenced)
     txn.rollback()
     assert find_files(place) == set()
     assert two.read_state(ID) == claimed
@@ -413,7 +413,7 @@ def test_a_table_that_was_replaced_fences(place: Path) -> None:
     DeltaTable.create(place, schema=SCHEMA)
     txn = open_store(place).begin()
     txn.handle.append([{"n": 1}])
-    with pytest.raises(Fenced, match="gone"):
+    with pytest.raises(WriterFenced, match="gone"):
         txn.record(name_state(row, 1), row)
 
 
@@ -595,9 +595,9 @@ def test_a_log_that_was_cleaned_up_is_no_empty_row(place: Path) -> None:
     table.create_checkpoint()
     for version in range(3):
         (place / f"_delta_log/{version:020d}.json").unlink()
-    with pytest.raises(BadRow, match="accept_lost"):
+    with pytest.raises(CorruptRow, match="accept_lost"):
         open_store(place).claim(ID)
-    with pytest.raises(BadRow):
+    with pytest.raises(CorruptRow):
         open_store(place, accept_lost={"another"}).claim(ID)
     claimed = open_store(place, accept_lost={ID}).claim(ID)
     assert claimed == StoredState(transactional_id=ID, owner=claimed.owner)
@@ -695,5 +695,5 @@ def test_an_entry_of_something_else_is_no_row(place: Path) -> None:
     state = store.read_table(ID)
     entry = replace(store.create_entry(row), payload="{}")
     assert store._open().commit(state.version, entry, ()) is CommitOutcome.COMMITTED
-    with pytest.raises(BadRow):
+    with pytest.raises(CorruptRow):
         open_store(place).claim(ID)

@@ -303,7 +303,7 @@ def test_an_abort_ends_what_did_not_vote_as_well(query: Query) -> None:
     assert query.open_ids() == []
 
 
-def test_another_prefix_holds_nobody_up(query: Query) -> None:
+def test_another_prefix_holds_up_no_query(query: Query) -> None:
     """[SPK-24] Its transaction is open in the topic of decisions, for as long as it likes."""
     query.station().begin()
     config = {

@@ -89,7 +89,7 @@ def test_messages_of_confluents_serializer_are_columns(place: ProtobufPlace) -> 
 
 
 @long_form
-def test_the_readers_message_decides_the_columns_whoever_wrote_the_record(place: ProtobufPlace) -> None:
+def test_the_readers_message_decides_the_columns_of_every_writers_record(place: ProtobufPlace) -> None:
     place.send(FIRST, ONE)
     place.send(NEXT, {**TWO, "note": "x"})
     place.send(FIRST, {"id": "r"}, message="demo.Refund")

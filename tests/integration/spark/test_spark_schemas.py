@@ -128,7 +128,7 @@ def test_values_of_confluents_serializer_are_columns(place: Place) -> None:
     assert [tuple(row) for row in found] == [("a", "a", 1, 0), ("b", "b", 2, 1), ("raw", None, None, 2)]
 
 
-def test_the_readers_schema_decides_the_columns_whoever_wrote_the_record(place: Place) -> None:
+def test_the_readers_schema_decides_the_columns_of_every_writers_record(place: Place) -> None:
     place.send(schema(), ONE)
     place.send(schema(NOTE), {**TWO, "note": "x"})
     latest = place.read().selectExpr("value.*").collect()

@@ -216,7 +216,7 @@ def test_a_forgotten_batch_that_has_become_another_stops_the_query(place: Place)
     assert place.written() == rows_of(0)
 
 
-def test_another_checkpoint_is_refused_until_somebody_chooses(place: Place) -> None:
+def test_another_checkpoint_is_refused_until_an_operator_chooses(place: Place) -> None:
     place.add(0)
     place.run()
     place.checkpoint = place.folder / "new"
@@ -391,7 +391,7 @@ def test_a_restart_completes_what_was_decided(place: Place) -> None:
     assert place.open_transactions() == []
 
 
-def test_a_query_that_nobody_restarts_is_resolved(place: Place) -> None:
+def test_a_query_that_is_not_restarted_is_resolved(place: Place) -> None:
     """`tallystick transactions resolve --prefix`: look, complete, and give the prefix up."""
     decide_and_complete_nothing(place)
     prefix = place.options["transactional.id.prefix"]

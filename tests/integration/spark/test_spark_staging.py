@@ -326,6 +326,6 @@ def test_sqlite_is_for_the_drivers_host_alone(tmp_path: Path) -> None:
     assert get_engine(resolve_database(f"sqlite:///{path}")).dialect.name == "sqlite"
 
 
-def test_a_database_that_nobody_has_looked_into_is_refused() -> None:
+def test_an_unsupported_database_is_refused() -> None:
     with pytest.raises(BadConfig, match="oracle is not PostgreSQL, MySQL, MariaDB or SQLite"):
         resolve_database("oracle://localhost/x")

@@ -317,7 +317,7 @@ def test_all_problems_of_expressions_at_once(place: Place) -> None:
     assert "table every_row: column batch: [UNRESOLVED_ROUTINE]" in told
 
 
-def test_headers_that_nobody_asked_for_cost_nothing_and_change_no_hash(spark: SparkSession) -> None:
+def test_headers_that_are_not_read_cost_nothing_and_change_no_hash(spark: SparkSession) -> None:
     """[SPK-22] A batch that was decided when its records had a column of null headers is still the same."""
     frame = spark.sql("SELECT string(id) AS word FROM range(5)")
     bare = project_sinks(frame, [to_topic("t", key="word", value="word")])

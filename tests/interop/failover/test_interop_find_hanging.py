@@ -11,7 +11,7 @@ from tools.servers import apache_kafka
 
 from tallystick.admin.client import Admin
 from tallystick.admin.configs import ConfigResource, ResourceType
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.admin.txn.transactions import HangingReport
 from tallystick.cli.main import main
 from tallystick.kernel.ids import TopicPartition
@@ -93,8 +93,8 @@ def test_what_hangs_and_what_is_slow_on_three_brokers(
     assert report.complete
     verdicts = {case.transaction.partition: (case.verdict, case.finding) for case in report.cases}
     assert verdicts == {
-        **dict.fromkeys(hanging, (Verdict.HANGING, HangingFinding.UNKNOWN_PRODUCER_ID)),
-        TopicPartition(topic, 0): (Verdict.SLOW, HangingFinding.OVERDUE),
+        **dict.fromkeys(hanging, (HangingVerdict.HANGING, HangingFinding.UNKNOWN_PRODUCER_ID)),
+        TopicPartition(topic, 0): (HangingVerdict.SLOW, HangingFinding.OVERDUE),
     }
     assert find(three) == 3
     ours = {
@@ -123,7 +123,7 @@ def test_with_a_broker_down_nothing_is_hidden(
     three.broker(node_id).kill()
     at_once = admin.find_hanging_transactions(topic=topic, partition=elsewhere.partition)
     assert [(case.verdict, case.finding) for case in at_once.cases] == [
-        (Verdict.UNKNOWN, HangingFinding.MAYBE_UNLISTED)
+        (HangingVerdict.UNKNOWN, HangingFinding.MAYBE_UNLISTED)
     ]
     assert f"broker {node_id}" in at_once.failures
     assert not at_once.complete

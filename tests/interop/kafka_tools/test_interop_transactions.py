@@ -77,7 +77,7 @@ def test_list_by_pattern_and_duration(cluster: Any, java: Any) -> None:
     producer.abort_transaction(30)
 
 
-def test_describing_an_id_nobody_knows(cluster: Any, java: Any) -> None:
+def test_describing_an_unknown_id(cluster: Any, java: Any) -> None:
     at = ("--bootstrap-server", cluster.bootstrap, "describe", "--transactional-id", "nobody")
     assert "nobody" in java.failing_tool("kafka-transactions", *at)
 

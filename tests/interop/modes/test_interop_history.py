@@ -9,7 +9,7 @@ import pytest
 from tools.servers import apache_kafka
 
 from tallystick import Producer
-from tallystick.admin import Admin, Verdict
+from tallystick.admin import Admin, HangingVerdict
 from tallystick.admin.topics import NewTopic
 from tallystick.admin.txn.transaction_log import TransactionLogFollower
 from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind
@@ -112,7 +112,7 @@ def test_open_transactions_of_kafka_are_judged_in_one_snapshot(node: Any) -> Non
         assert report.complete
         assert list(report.descriptions) == ["open"]
         (case,) = report.cases
-        assert case.verdict is Verdict.OPEN
+        assert case.verdict is HangingVerdict.OPEN
         assert case.description is not None
         assert case.description.transactional_id == "open"
         producer.abort_transaction()

@@ -12,7 +12,7 @@ from tallystick.admin.client import Admin
 from tallystick.admin.configs import ConfigResource, ResourceType
 from tallystick.admin.errors import NothingOpen, NotSafe
 from tallystick.admin.topics import EARLIEST, LATEST, NewTopic
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.admin.txn.transactions import AbortSpec
 from tallystick.cli.main import main
 from tallystick.client.errors import BrokerRefused
@@ -63,9 +63,9 @@ def test_hanging_and_slow_are_told_apart_and_only_one_is_ended(
     report = admin.find_hanging_transactions(topic=topic, limit_ms=0)
     assert report.complete
     by_partition = {case.transaction.partition: case for case in report.cases}
-    assert by_partition[slow].verdict is Verdict.SLOW
+    assert by_partition[slow].verdict is HangingVerdict.SLOW
     assert (by_partition[hanging].verdict, by_partition[hanging].finding) == (
-        Verdict.HANGING,
+        HangingVerdict.HANGING,
         HangingFinding.UNKNOWN_PRODUCER_ID,
     )
     with pytest.raises(NotSafe, match="another outcome"):

@@ -13,7 +13,7 @@ from tallystick.admin.txn.hanging import (
     ClusterSnapshot,
     HangingCase,
     HangingFinding,
-    Verdict,
+    HangingVerdict,
     is_late,
     judge_transactions,
 )
@@ -75,7 +75,7 @@ def found(at: ClusterSnapshot) -> HangingFinding:
 
 def test_every_finding_has_a_verdict_and_every_verdict_says_what_ending_it_breaks() -> None:
     assert set(VERDICT_BY_FINDING) == set(HangingFinding)
-    assert set(HARM_BY_VERDICT) == set(Verdict)
+    assert set(HARM_BY_VERDICT) == set(HangingVerdict)
     assert set(HARM_BY_VERDICT.values()) == set(AbortHarm)
 
 
@@ -149,32 +149,37 @@ def test_all_small_inputs() -> None:
         (again,) = judge_transactions(look_at(world), LIMIT, first)
         seen.add(again.finding)
         assert first[0].finding is again.finding
-        assert first[0].verdict is not Verdict.HANGING, world
+        assert first[0].verdict is not HangingVerdict.HANGING, world
         ended = will_be_ended(world)
-        assert (again.verdict is Verdict.HANGING) == (ended is False), world
+        assert (again.verdict is HangingVerdict.HANGING) == (ended is False), world
         if ended:
-            assert again.verdict in (Verdict.IN_DOUBT, Verdict.SLOW, Verdict.OPEN, Verdict.ENDING), world
+            assert again.verdict in (
+                HangingVerdict.IN_DOUBT,
+                HangingVerdict.SLOW,
+                HangingVerdict.OPEN,
+                HangingVerdict.ENDING,
+            ), world
         if ended is None:
-            assert again.verdict in (Verdict.UNKNOWN, Verdict.CONTRADICTION), world
+            assert again.verdict in (HangingVerdict.UNKNOWN, HangingVerdict.CONTRADICTION), world
         if ended and world.state == "Ongoing" and world.timeout_ms is None:
-            assert again.verdict is Verdict.IN_DOUBT, world
+            assert again.verdict is HangingVerdict.IN_DOUBT, world
     assert seen == set(HangingFinding)
 
 
 def test_a_second_look_must_be_at_the_same_transaction() -> None:
     """[ADM-1] Another transaction of the same producer in the same partition is suspected, not hanging."""
     first = judge_transactions(look(), LIMIT)
-    assert first[0].verdict is Verdict.SUSPECTED
+    assert first[0].verdict is HangingVerdict.SUSPECTED
     for other in (opened(start=11), opened(6)):
-        assert judge_transactions(look(one=other), LIMIT, first)[0].verdict is Verdict.SUSPECTED
-    assert judge_transactions(look(), LIMIT, first)[0].verdict is Verdict.HANGING
+        assert judge_transactions(look(one=other), LIMIT, first)[0].verdict is HangingVerdict.SUSPECTED
+    assert judge_transactions(look(), LIMIT, first)[0].verdict is HangingVerdict.HANGING
 
 
 def test_a_transaction_that_ran_on_in_the_first_look_is_not_hanging_in_the_second() -> None:
     running = judge_transactions(look(coordinated("Ongoing", 5, HERE)), LIMIT)
     assert (
         judge_transactions(look(coordinated("CompleteCommit", 6)), LIMIT, running)[0].verdict
-        is Verdict.SUSPECTED
+        is HangingVerdict.SUSPECTED
     )
 
 
@@ -219,7 +224,7 @@ def test_lateness_is_measured_from_the_start_where_a_coordinator_knows_it() -> N
         return judge_transactions(look(view, opened(last_ms=last_ms)), LIMIT)[0]
 
     busy = case(last_ms=NOW, started_ms=NOW - LIMIT - 1)
-    assert (busy.verdict, is_late(busy, LIMIT)) == (Verdict.SLOW, True)
+    assert (busy.verdict, is_late(busy, LIMIT)) == (HangingVerdict.SLOW, True)
     assert not is_late(case(last_ms=NOW, started_ms=NOW), LIMIT)
     old_records = case(last_ms=0, started_ms=NOW)
-    assert (old_records.verdict, is_late(old_records, LIMIT)) == (Verdict.OPEN, False)
+    assert (old_records.verdict, is_late(old_records, LIMIT)) == (HangingVerdict.OPEN, False)

@@ -62,7 +62,7 @@ def append(to: Partition) -> AppendResult:
     return result
 
 
-def test_nobody_sees_or_is_told_of_what_is_not_on_the_disk() -> None:
+def test_no_client_sees_or_learns_of_records_that_are_not_on_the_disk() -> None:
     """[PRT-1]"""
 
     async def play() -> None:

@@ -54,7 +54,7 @@ def test_handshakes_under_way_count_for_their_listener() -> None:
     assert counts.find_refusal("OUTSIDE", "a", 2, 0) == f"{OF_OUTSIDE} is 2"
 
 
-def test_a_flood_that_is_refused_takes_nobodys_place() -> None:
+def test_a_flood_that_is_refused_takes_no_clients_place() -> None:
     """What an address has too many is closed a turn of the loop later; others have room meanwhile."""
     counts = counts_of({"max.connections": "3", "max.connections.per.ip": "1", OF_OUTSIDE: "2"})
     assert counts.add("OUTSIDE", "flooding") is None

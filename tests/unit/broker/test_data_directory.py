@@ -87,7 +87,7 @@ async def test_a_recovery_says_what_it_does(tmp_path: Path, caplog: pytest.LogCa
 
 
 @on_loop
-async def test_a_log_that_goes_offline_ends_the_broker_whoever_met_it(tmp_path: Path) -> None:
+async def test_a_log_that_goes_offline_ends_the_broker_from_every_caller(tmp_path: Path) -> None:
     """[LOG-4] A roll of retention has no client to tell."""
     desk = Desk(tmp_path)
     partition = desk.open()

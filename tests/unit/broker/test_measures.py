@@ -231,7 +231,7 @@ def test_duration_is_of_the_oldest_transaction_in_the_partition_by_the_coordinat
     assert world.value(DURATION, "t", "0") == 500
 
 
-def test_a_transaction_nobody_knows_is_as_old_as_its_first_record_that_is_remembered(world: World) -> None:
+def test_an_unknown_transaction_is_as_old_as_its_first_record_that_is_remembered(world: World) -> None:
     one = world.partition()
     world.write(one, ident(1))
     world.clock.advance(700)

@@ -69,7 +69,7 @@ def test_who_reads_slowly_is_spared() -> None:
     assert world.closed == [1]
 
 
-def test_below_the_bound_nobody_is_closed_however_long_it_takes() -> None:
+def test_below_the_bound_no_connection_is_closed_however_long_it_takes() -> None:
     world = World(500_000, 500_000)
     world.unsent.check()
     for _ in range(10):
@@ -109,7 +109,7 @@ def test_many_peers_of_which_none_is_slow_enough_to_be_noticed_alone_count_toget
     assert len(world.closed) == 1
 
 
-def test_who_waits_for_room_is_told_when_peers_have_read_that_nobody_noticed() -> None:
+def test_a_waiter_for_room_learns_of_reads_that_no_event_announced() -> None:
     world = World(*[200_000] * 6)
     for peer in world.peers:
         peer.unsent_bytes = 0

@@ -49,7 +49,7 @@ async def test_who_gives_up_does_not_let_others_past_those_ahead() -> None:
 
 
 @on_a_loop
-async def test_giving_up_waiting_takes_nobody_s_place_away() -> None:
+async def test_giving_up_waiting_takes_no_others_place_away() -> None:
     """A cancelled wait must not cancel what the others wait for, too."""
     async with leader() as made:
         first, second, third = three(made)

@@ -298,7 +298,7 @@ def test_a_name_that_no_topic_can_have_is_refused_and_spoils_no_refresh(name: st
     run(story)
 
 
-def test_a_cluster_that_is_gone_is_not_knocked_at_when_nobody_asks() -> None:
+def test_a_cluster_that_is_gone_gets_no_request_without_a_caller() -> None:
     async def main() -> None:
         async with ScriptedBroker() as broker:
             cluster = Cluster(config(broker))
@@ -630,7 +630,7 @@ def test_a_broker_that_throttles_is_left_alone_for_as_long_as_it_says() -> None:
     run(story)
 
 
-def test_an_answer_nobody_waits_for_any_more_is_dropped_and_the_connection_stays() -> None:
+def test_an_answer_without_a_waiter_is_dropped_and_the_connection_stays() -> None:
     async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
         gate = asyncio.Event()
 

@@ -95,7 +95,7 @@ def test_a_topic_that_is_gone_says_why() -> None:
     assert back.find_leader(AT) == 1
 
 
-def test_why_a_partition_has_nobody_to_send_to() -> None:
+def test_why_a_partition_has_no_broker_to_send_to() -> None:
     assert known().find_leader_error(AT) == 3
     assert known(topic(-1)).find_leader_error(AT) == 5
     assert known(topic(-1, error=5)).find_leader_error(AT) == 5

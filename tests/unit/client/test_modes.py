@@ -163,7 +163,7 @@ def test_what_the_broker_remembers_of_forced_ends_counts_most() -> None:
     assert classify_outcome(own(6), remembered) is TxnFinding.MOVED_ON
 
 
-def test_an_id_nobody_knows() -> None:
+def test_an_unknown_id() -> None:
     assert classify_outcome(own(7), None) is TxnFinding.GONE
 
 

@@ -25,7 +25,7 @@ from tallystick.admin.model import (
     OpenTransaction,
     TransactionDescription,
 )
-from tallystick.admin.txn.hanging import HARM_BY_VERDICT, AbortHarm, HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HARM_BY_VERDICT, AbortHarm, HangingFinding, HangingVerdict
 from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.console.actions.plan import ActionPlan, Guard, describe_state, list_changes
 from tallystick.console.actions.planning import plan_action
@@ -276,9 +276,11 @@ def test_a_state_that_comes_to_nothing_is_refused(outcome: str) -> None:
     assert plan_action(request, read(None), SERVERS).guard is Guard.REFUSED
 
 
-@pytest.mark.parametrize("verdict", list(Verdict))
+@pytest.mark.parametrize("verdict", list(HangingVerdict))
 @pytest.mark.parametrize("finding", list(HangingFinding))
-def test_a_marker_by_hand_has_the_guards_of_the_command(finding: HangingFinding, verdict: Verdict) -> None:
+def test_a_marker_by_hand_has_the_guards_of_the_command(
+    finding: HangingFinding, verdict: HangingVerdict
+) -> None:
     """[ACT-2]"""
     reading = AbortReading(case=make_case(finding, None, verdict=verdict), guarded=True, end=25)
     plan = plan_action(ABORT, reading, SERVERS)
@@ -292,7 +294,7 @@ def test_a_marker_by_hand_has_the_guards_of_the_command(finding: HangingFinding,
 def test_a_marker_looks_at_the_database_of_the_id() -> None:
     """[ACT-2] The partition hangs, and the transaction that it belonged to is committed in a database."""
     description = describe(timeout_ms=60_000)
-    case = make_case(HangingFinding.NOT_INCLUDED, description, verdict=Verdict.HANGING)
+    case = make_case(HangingFinding.NOT_INCLUDED, description, verdict=HangingVerdict.HANGING)
     owner = read(description, make_row(state=WRITER))
     plan = plan_action(ABORT, AbortReading(case=case, guarded=False, owner=owner, end=25), SERVERS)
     assert plan.guard is Guard.REASON

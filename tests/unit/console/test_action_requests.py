@@ -18,7 +18,7 @@ from tests.support.console_facts import (
     pair,
 )
 
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.console.actions.request import (
     AbortPartition,
     ActionKind,
@@ -125,7 +125,7 @@ def test_every_command_line_can_be_typed(request_: ActionRequest) -> None:
 
 def test_what_every_verdict_offers_is_an_action() -> None:
     """The console decides once: its button is its command line. What only looks is no action."""
-    hanging = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=Verdict.HANGING)
+    hanging = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=HangingVerdict.HANGING)
     snapshot = make_snapshot(
         describe("orphan", age_ms=10**7),
         describe("decided", age_ms=10**7),

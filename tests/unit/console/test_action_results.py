@@ -20,7 +20,7 @@ from tallystick.console.actions.results import (
     report_done,
     report_refusal,
 )
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, LogBehind, Torn, UnsafeStore
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, HeuristicMixed, LogBehind, UnsafeDurability
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, InDoubt
 from tallystick.spark.protocol.errors import DecisionBroken, SinkError
@@ -51,9 +51,9 @@ TIMED_OUT: ClientError = TimedOut("default.api.timeout.ms", 1, "InitProducerId")
         (InDoubt("a"), ActionOutcome.UNKNOWN),
         (CommitUnknown("a"), ActionOutcome.UNKNOWN),
         (LogBehind("a"), ActionOutcome.REFUSED),
-        (Torn("a"), ActionOutcome.REFUSED),
+        (HeuristicMixed("a"), ActionOutcome.REFUSED),
         (BadStore("a"), ActionOutcome.REFUSED),
-        (UnsafeStore("fsync", "off", "on"), ActionOutcome.REFUSED),
+        (UnsafeDurability("fsync", "off", "on"), ActionOutcome.REFUSED),
         (DecisionBroken("a"), ActionOutcome.REFUSED),
         (SinkError("a"), ActionOutcome.UNKNOWN),
         (MissingLibrary("kazoo", "zookeeper"), ActionOutcome.REFUSED),
@@ -78,7 +78,7 @@ def test_the_error_of_one_transaction_says_nothing_of_the_others() -> None:
 
 def test_errors_are_one_line() -> None:
     assert describe_exception(RuntimeError("a\n b")) == "RuntimeError: a b"
-    assert describe_exception(Torn("a\n b")) == "a b"
+    assert describe_exception(HeuristicMixed("a\n b")) == "a b"
 
 
 def test_what_was_done_and_what_was_refused() -> None:

@@ -16,7 +16,7 @@ from tests.support.console_facts import (
     pair,
 )
 
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.client.transactions.modes import TxnDescription
 from tallystick.console.actions.request import find_action_url
 from tallystick.console.model.assessment import (
@@ -57,7 +57,11 @@ def test_every_finding_of_recovery_has_its_health(finding: recovery.Finding) -> 
         if each is finding
     }
     for verdict, health in healths.items():
-        if verdict in (recovery.Verdict.TEAR, recovery.Verdict.LACK, recovery.Verdict.HALT):
+        if verdict in (
+            recovery.Verdict.TEAR,
+            recovery.Verdict.LACK,
+            recovery.Verdict.HALT,
+        ):
             assert health is Health.BROKEN
         else:
             assert health is (Health.UNKNOWN if verdict is recovery.Verdict.COMPARE else Health.OK)
@@ -181,8 +185,8 @@ def test_a_decided_transaction_that_the_cluster_aborted_is_shown_though_it_is_cl
 
 
 @pytest.mark.parametrize("finding", list(HangingFinding))
-@pytest.mark.parametrize("verdict", list(Verdict))
-def test_only_what_was_seen_twice_is_called_hanging(finding: HangingFinding, verdict: Verdict) -> None:
+@pytest.mark.parametrize("verdict", list(HangingVerdict))
+def test_only_what_was_seen_twice_is_called_hanging(finding: HangingFinding, verdict: HangingVerdict) -> None:
     views = TransactionViews(
         transactional_id=None,
         writer=pair(77, 0),
@@ -191,8 +195,8 @@ def test_only_what_was_seen_twice_is_called_hanging(finding: HangingFinding, ver
         is_stranger=True,
     )
     health = assess(views, 0, SERVERS, LIMITS).health
-    assert (health is Health.HANGING) == (verdict is Verdict.HANGING)
-    assert (health is Health.BROKEN) == (verdict is Verdict.CONTRADICTION)
+    assert (health is Health.HANGING) == (verdict is HangingVerdict.HANGING)
+    assert (health is Health.BROKEN) == (verdict is HangingVerdict.CONTRADICTION)
 
 
 def test_every_command_can_be_typed_and_whatever_needs_action_has_one() -> None:
@@ -210,7 +214,7 @@ def test_every_command_can_be_typed_and_whatever_needs_action_has_one() -> None:
             transactional_id=None,
             writer=pair(7, 0),
             description=None,
-            cases=(make_case(HangingFinding.UNKNOWN_PRODUCER_ID, verdict=Verdict.HANGING),),
+            cases=(make_case(HangingFinding.UNKNOWN_PRODUCER_ID, verdict=HangingVerdict.HANGING),),
             is_stranger=True,
         ),
     ]

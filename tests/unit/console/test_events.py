@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.admin.model import GroupDescription, OpenTransaction, TransactionDescription
-from tallystick.admin.txn.hanging import HangingCase, HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingCase, HangingFinding, HangingVerdict
 from tallystick.client.net.metadata import Node
 from tallystick.client.settings.config import Address
 from tallystick.client.transactions.prepared import PreparedTxnState
@@ -55,7 +55,7 @@ HANGING = HangingCase(
         partition=AT, writer=writer(), coordinator_epoch=None, start_offset=4, last_timestamp_ms=None
     ),
     finding=HangingFinding.UNKNOWN_PRODUCER_ID,
-    verdict=Verdict.HANGING,
+    verdict=HangingVerdict.HANGING,
     description=None,
     idle_ms=None,
     open_ms=None,

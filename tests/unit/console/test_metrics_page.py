@@ -24,7 +24,7 @@ from tests.support.monitoring import list_families
 from tests.unit.console.test_web import HOSTILE, make_client, make_feed, make_full_snapshot
 
 from tallystick.admin.model import GroupDescription
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.console.model.snapshot import (
     GroupFacts,
     GroupOffset,
@@ -105,7 +105,7 @@ def test_ages_of_open_in_doubt_and_prepared_transactions_are_told_apart() -> Non
 
 
 def test_every_word_of_health_and_every_state_has_a_series_so_that_alerts_resolve() -> None:
-    case = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=Verdict.HANGING)
+    case = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=HangingVerdict.HANGING)
     values = read(show(make_snapshot(describe(state="PrepareCommit"), cases=[case])))
     assert values["tallystick_cluster_transactions"] == {
         ("broken",): 0,

@@ -42,7 +42,7 @@ def test_nothing_is_shown_before_the_first_reading() -> None:
     asyncio.run(run())
 
 
-def test_a_slow_reader_misses_what_was_in_between_and_delays_nobody() -> None:
+def test_a_slow_reader_misses_what_was_in_between_and_delays_no_reader() -> None:
     async def run() -> None:
         publisher = Publisher()
         slow, quick = publisher.follow(), publisher.follow()

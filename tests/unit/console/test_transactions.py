@@ -15,7 +15,7 @@ from tests.support.console_facts import (
     read_again,
 )
 
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.console.model.assessment import SparkRole, Stage
 from tallystick.console.model.health import Health, Limits
 from tallystick.console.model.snapshot import NEVER_MS, PartitionOffsets, Snapshot
@@ -110,13 +110,13 @@ def test_sides_are_called_broken_only_if_two_readings_show_the_same() -> None:
 def test_a_transaction_of_no_coordinator_stands_alone() -> None:
     description = describe("pay-1", "CompleteCommit", pair(5, 9), partitions=())
     cases = [
-        make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=Verdict.HANGING),
+        make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=HangingVerdict.HANGING),
         make_case(
             HangingFinding.STALE_EPOCH,
             description,
             pair(5, 3),
             partition=TopicPartition("orders", 1),
-            verdict=Verdict.HANGING,
+            verdict=HangingVerdict.HANGING,
         ),
     ]
     transactions = join_views(make_snapshot(description, cases=cases), LIMITS)

@@ -22,7 +22,7 @@ from tests.support.console_facts import (
     read_again,
 )
 
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.console.model.commands import describe_command
 from tallystick.console.model.snapshot import PartitionOffsets, Snapshot
 from tallystick.console.model.state import ConsoleState, advance
@@ -58,7 +58,7 @@ def decided_and_abandoned() -> ConsoleState:
 
 
 def hanging() -> ConsoleState:
-    case = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=Verdict.HANGING)
+    case = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=HangingVerdict.HANGING)
     return show(make_snapshot(cases=[case]))
 
 
@@ -141,7 +141,7 @@ def test_an_overview_says_what_it_lacks() -> None:
 
 def test_problems_are_shown_the_worst_first() -> None:
     """What could not be read comes after what is known to be broken or hanging."""
-    case = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=Verdict.HANGING)
+    case = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=HangingVerdict.HANGING)
     failing = make_store(failures=(f"{STORE}: connection refused",))
     overview = build_overview(show(make_snapshot(cases=[case], stores=[failing])), NOW_MS)
     assert [problem.health for problem in overview.problems] == ["hanging", "unknown"]

@@ -26,7 +26,7 @@ from tests.support.console_facts import (
 )
 
 from tallystick.admin.model import GroupDescription, MemberDescription
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.console.collect.feed import StateFeed
 from tallystick.console.model.escaped import show_on_page
 from tallystick.console.model.snapshot import (
@@ -67,7 +67,7 @@ def make_full_snapshot() -> Snapshot:
                 None,
                 pair(77, 0),
                 partition=type(ORDERS)(HOSTILE, 0),
-                verdict=Verdict.HANGING,
+                verdict=HangingVerdict.HANGING,
             ),
         ],
         stores=[

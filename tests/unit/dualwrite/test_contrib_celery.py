@@ -14,7 +14,7 @@ from celery.signals import worker_process_init
 from sqlalchemy.exc import OperationalError
 
 from tallystick.client.errors import Unreachable
-from tallystick.dualwrite import Fenced, IdempotencyKey, NoFreeId
+from tallystick.dualwrite import IdempotencyKey, NoFreeId, WriterFenced
 from tallystick.dualwrite.contrib import celery as module
 from tallystick.dualwrite.contrib.celery import DualWriteTask
 from tallystick.dualwrite.rules.refusals import is_conflict
@@ -125,7 +125,7 @@ def test_a_task_in_doubt_is_sent_again_with_its_id(app: Celery) -> None:
     [
         Unreachable("localhost:9092", "refused"),
         NoFreeId("none of 1"),
-        Fenced("payments-1", "owner"),
+        WriterFenced("payments-1", "owner"),
         OperationalError("INSERT", {}, sqlite3.OperationalError("the server is gone")),
     ],
     ids=["Kafka", "ids", "fenced", "database"],

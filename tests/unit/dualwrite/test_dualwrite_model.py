@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.errors import BadRow
+from tallystick.dualwrite.errors import CorruptRow
 from tallystick.dualwrite.rules.model import (
     FORMER_MAX,
     StoredState,
@@ -56,25 +56,25 @@ def test_what_is_written_is_read_back(row: StoredState) -> None:
     ],
 )
 def test_what_this_library_did_not_write_is_refused(column: str, value: object, why: str) -> None:
-    with pytest.raises(BadRow, match=why):
+    with pytest.raises(CorruptRow, match=why):
         from_columns({**to_columns(EMPTY), column: value})
 
 
 def test_a_missing_column_is_named() -> None:
     columns = to_columns(EMPTY)
     del columns["settled"]
-    with pytest.raises(BadRow, match="column 'settled' is missing"):
+    with pytest.raises(CorruptRow, match="column 'settled' is missing"):
         from_columns(columns)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"5:1", b"\xff"])
 def test_bytes_that_are_no_row_are_refused(data: bytes) -> None:
-    with pytest.raises(BadRow):
+    with pytest.raises(CorruptRow):
         from_bytes("t", data)
 
 
 def test_the_row_of_another_id_is_refused() -> None:
-    with pytest.raises(BadRow, match="it is the row of 't'"):
+    with pytest.raises(CorruptRow, match="it is the row of 't'"):
         from_bytes("other", to_bytes(EMPTY))
 
 

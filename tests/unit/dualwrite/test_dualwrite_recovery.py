@@ -110,7 +110,13 @@ def test_what_is_older_than_the_row_halts() -> None:
 
 def test_what_is_open_is_never_left_open() -> None:
     """A transaction in doubt is committed, aborted or halted at; it holds up every reader otherwise."""
-    ends = {Verdict.COMMIT, Verdict.ABORT, Verdict.HALT, Verdict.TEAR, Verdict.LACK}
+    ends = {
+        Verdict.COMMIT,
+        Verdict.ABORT,
+        Verdict.HALT,
+        Verdict.TEAR,
+        Verdict.LACK,
+    }
     for stored, held in COMBINATIONS:
         if held.open_transaction is not None:
             assert {VERDICTS[compare_halves(stored, held), mode] for mode in Mode} <= ends, (stored, held)
@@ -165,7 +171,7 @@ def test_the_rows_of_the_table(
 
 
 def test_a_forced_outcome_outweighs_a_later_transaction() -> None:
-    """It was ended for its client, and then another one began: the halves differ all the same."""
+    """It was ended for its client, and then another one began: the sides differ all the same."""
     seen = TxnDescription(state="Ongoing", identity=pair(5, 2), forced_identities=frozenset({pair(5, 1)}))
     assert compare_halves(row(pair(5, 1)), ClusterHalf(txn_state=seen, cluster_id=HERE)) is Finding.FORCED
 

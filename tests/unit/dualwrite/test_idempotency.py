@@ -12,7 +12,7 @@ import pytest
 from tallystick.client.errors import NotSupported
 from tallystick.client.transactions.modes import TxnDescription
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite import BadResult, BadRow, IdempotencyKey
+from tallystick.dualwrite import BadResult, CorruptRow, IdempotencyKey
 from tallystick.dualwrite.rules.idempotency import (
     KEY_BYTES_MAX,
     KeyOfCall,
@@ -48,7 +48,7 @@ def test_a_result_comes_back_as_it_was(result: Any) -> None:
 
 @pytest.mark.parametrize("states", ["x", "[]", "7", '{"a": 1}', '{"a": "x"}'])
 def test_transactions_that_cannot_be_read_are_not_none(states: str) -> None:
-    with pytest.raises(BadRow, match=r"order-7.*its transactions"):
+    with pytest.raises(CorruptRow, match=r"order-7.*its transactions"):
         KeyResult.parse(KEY, f"null\n{states}")
 
 
@@ -122,7 +122,7 @@ LOOP.append(LOOP)
     ],
 )
 def test_a_result_that_would_come_back_as_another_is_refused(result: Any) -> None:
-    with pytest.raises(BadResult, match=r"'order-7' of pay: the result, .*neither half is committed"):
+    with pytest.raises(BadResult, match=r"'order-7' of pay: the result, .*neither side is committed"):
         encode_result(KEY, result)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tallystick.dualwrite import Lease, LeaseLost, NoFreeId, Torn, WriteInDoubt, aio
+from tallystick.dualwrite import HeuristicMixed, Lease, LeaseLost, NoFreeId, WriteInDoubt, aio
 from tallystick.dualwrite.aio.leases import AsyncLeaseKeeper
 from tallystick.dualwrite.rules.leases import LeaseList, LeaseTaking
 from tallystick.dualwrite.rules.recovery import Report
@@ -50,7 +50,7 @@ class MadeUpWriter:
         self.may_close.set()
         self.is_closed = False
 
-    async def recover(self, *, accept_torn: bool = False) -> Report:
+    async def recover(self, *, accept_mixed: bool = False) -> Report:
         if self.fails_to_recover is not None:
             raise self.fails_to_recover
         return Report(())
@@ -180,7 +180,9 @@ def test_a_lost_writer_that_is_lent_is_closed_by_its_borrower() -> None:
     tell(story, 1)
 
 
-@pytest.mark.parametrize("failure", [Torn("the cluster has aborted"), WriteInDoubt("not finished", {})])
+@pytest.mark.parametrize(
+    "failure", [HeuristicMixed("the cluster has aborted"), WriteInDoubt("not finished", {})]
+)
 def test_closing_tells_of_a_half_that_failed_once_everything_is_closed(failure: Exception) -> None:
     """[DW-17] And leaves its id to be recovered by another process."""
 

@@ -1,4 +1,4 @@
-"""[DW-3] Work is repeated only if neither half can be committed: every class of error, one row each."""
+"""[DW-3] Work is repeated only if neither side can be committed: every class of error, one row each."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -60,23 +60,23 @@ def locked() -> sqlite3.OperationalError:
 
 
 DEADLOCK = psycopg.errors.DeadlockDetected()
-TORN = own.Torn("the rows are committed")
+TORN = own.HeuristicMixed("the rows are committed")
 
 # One for each class of ours and of the client, and what follows while runs are left.
 OF_EACH_CLASS: list[tuple[Exception, NextStep]] = [
     (own.DualWriteError("…"), RAISED),
-    (own.Fenced("pay-1", "a", "b"), RAISED),
+    (own.WriterFenced("pay-1", "a", "b"), RAISED),
     (own.LeaseLost("pay-1", ""), RAISED),
     (own.NotRecovered("…"), RAISED),
-    (own.TooLate("pay-1", 50, 60), RAISED),
-    (own.NotYours("…"), RAISED),
-    (own.UnsafeStore("fsync", "off", "on"), RAISED),
+    (own.TransactionTooOld("pay-1", 50, 60), RAISED),
+    (own.ManagedByWriter("…"), RAISED),
+    (own.UnsafeDurability("fsync", "off", "on"), RAISED),
     (own.BadStore("…"), RAISED),
-    (own.BadRow("pay-1", "…"), RAISED),
+    (own.CorruptRow("pay-1", "…"), RAISED),
     (own.BadResult("…"), RAISED),
     (own.NotCommitted(DEADLOCK), RAISED),  # a writer raises its cause
     (own.CommitUnknown("…"), RAISED),
-    (own.Halted("…"), RAISED),
+    (own.RecoveryHalted("…"), RAISED),
     (own.LogBehind("…"), RAISED),
     (own.ForeignCluster("…"), RAISED),
     (own.DatabaseBehind("…"), RAISED),
@@ -133,14 +133,14 @@ def test_no_class_of_error_is_left_out() -> None:
 
 
 def test_which_classes_are_an_outage() -> None:
-    """Of each of these neither half is committed, and it is not the work that caused it."""
+    """Of each of these neither side is committed, and it is not the work that caused it."""
     outages = {type(failure) for failure, _ in OF_EACH_CLASS if is_outage(failure)}
     assert outages == {
-        own.Fenced,
+        own.WriterFenced,
         own.LeaseLost,
         own.NoFreeId,
         own.NotRecovered,
-        own.TooLate,
+        own.TransactionTooOld,
         client.Fenced,
         client.UnknownTopic,
         client.Unreachable,

@@ -314,7 +314,7 @@ def test_filters_compare_without_case() -> None:
     assert not list_groups(groups, frozenset(), frozenset({"consumer"}))
 
 
-def test_an_instance_id_of_somebody_else_is_fenced() -> None:
+def test_an_instance_id_of_another_member_is_fenced() -> None:
     stage = Stage("Stable")
     beat = Heartbeat(member_id=stage.leader, instance_id=InstanceId("i"), generation=1)
     assert name_of(stage.world.run(G, beat)) == "UNKNOWN_MEMBER_ID"

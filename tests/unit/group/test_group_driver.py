@@ -175,7 +175,7 @@ async def test_a_full_disk_refuses_commits_and_keeps_the_group() -> None:
 
 
 @on_a_loop
-async def test_after_a_failed_append_the_partition_is_offline_and_nobody_waits() -> None:
+async def test_after_a_failed_append_the_partition_is_offline_and_no_client_waits() -> None:
     """Durable or not is unknown, so no answer may be given from this state any more (style R3)."""
     async with World() as world:
         joined = await world.member()
@@ -284,7 +284,7 @@ async def test_stopping_answers_what_is_parked() -> None:
 
 
 @on_a_loop
-async def test_a_broker_that_will_stop_parks_nobody_and_finishes_what_it_appends() -> None:
+async def test_a_broker_that_will_stop_parks_no_client_and_finishes_what_it_appends() -> None:
     async with World() as world:
         joined = await world.member()
         required = await world.coordinator.execute(G, world.join(None, "b"))

@@ -60,7 +60,7 @@ async def lose(world: World, group_id: GroupId = G) -> None:
 
 
 @pytest.mark.parametrize(("module", "step"), [(logic, "decide"), (group_writer, "encode_batch_of")])
-def test_what_fails_before_the_append_is_refused_and_costs_nobody_else(
+def test_what_fails_before_the_append_is_refused_and_costs_no_other_client(
     module: ModuleType, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -81,7 +81,7 @@ def test_what_fails_before_the_append_is_refused_and_costs_nobody_else(
 
 
 @on_a_loop
-async def test_a_write_that_was_taken_back_is_refused_and_costs_nobody_else() -> None:
+async def test_a_write_that_was_taken_back_is_refused_and_costs_no_other_client() -> None:
     async with World() as world:
         joined = await world.member()
         world.topic.partitions[0].refusal = StorageFailure("/data", "input/output error, taken back")

@@ -211,7 +211,7 @@ async def test_lowering_is_refused_while_a_transaction_needs_the_level(
 
 
 @on_a_loop
-async def test_nobody_slips_in_while_the_level_goes_down() -> None:
+async def test_requests_wait_while_the_level_goes_down() -> None:
     """What is asked for meanwhile waits, and is decided under the new level."""
     async with memory_broker() as desk:
         await prepared(desk, keep=False, two_phase=False)

@@ -56,7 +56,7 @@ def codes(body: object, version: int = IMPLICIT) -> list[ErrorCode]:
 
 
 @on_a_loop
-async def test_the_first_batch_adds_its_partition_and_the_next_ones_ask_nobody() -> None:
+async def test_the_first_batch_adds_its_partition_and_the_next_ones_skip_the_coordinator() -> None:
     async with leader() as made:
         identity = await made.identity()
         before = made.records_of_coordinator()
@@ -129,7 +129,7 @@ async def test_what_the_coordinator_refuses_reaches_the_producer_in_its_own_word
 
 
 @on_a_loop
-async def test_producers_that_nobody_knows_leave_nothing_behind() -> None:
+async def test_unknown_producers_leave_nothing_behind() -> None:
     """Whoever may write could otherwise fill the broker's memory with ids that it makes up."""
     async with leader() as made:
         identity = await made.identity()
@@ -320,7 +320,7 @@ async def test_nothing_is_written_to_a_partition_that_a_request_names_twice() ->
 
 
 @on_a_loop
-async def test_a_batch_behind_a_refused_one_is_out_of_order_and_blocks_nobody() -> None:
+async def test_a_batch_behind_a_refused_one_is_out_of_order_and_blocks_no_other() -> None:
     async with leader(flush_policy="ack") as made:
         identity = await made.identity()
         made.disk.holding = True

@@ -505,7 +505,7 @@ async def test_list_refuses_what_is_no_pattern_of_re2(pattern: str) -> None:
 
 
 @on_a_loop
-async def test_while_the_log_is_read_nobody_is_told_anything() -> None:
+async def test_while_the_log_is_read_no_client_gets_an_answer() -> None:
     disk = memory_disk()
     async with memory_broker(disk) as desk:
         pair = await claimed(desk)

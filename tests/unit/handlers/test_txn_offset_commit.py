@@ -235,7 +235,7 @@ async def test_without_verification_older_clients_are_believed() -> None:
 @pytest.mark.parametrize("verifies", ["false", "true"])
 @pytest.mark.parametrize("pair", [Pair(-1, -1), Pair(7, -1)], ids=str)
 @pytest.mark.parametrize("version", [IMPLICIT - 1, IMPLICIT])
-def test_a_pair_that_is_none_is_refused_and_costs_nobody_else(
+def test_an_invalid_pair_is_refused_and_costs_no_other_client(
     version: int, pair: Pair, verifies: str
 ) -> None:
     @on_a_loop

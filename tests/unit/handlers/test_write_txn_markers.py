@@ -145,7 +145,7 @@ async def test_answers_are_per_producer_and_partition() -> None:
 
 
 @on_a_loop
-async def test_nobody_asked_is_nobody_told() -> None:
+async def test_an_empty_request_has_an_empty_response() -> None:
     async with leader() as made:
         assert (await made.ask(WriteTxnMarkersRequest(), 1)).markers == ()
 
@@ -170,7 +170,7 @@ async def test_a_coordinator_that_was_replaced_ends_nothing() -> None:
 
 
 @on_a_loop
-async def test_a_marker_of_nobody_is_no_marker() -> None:
+async def test_a_marker_without_a_producer_is_no_marker() -> None:
     async with leader() as made:
         for nobody in (
             ProducerIdAndEpoch(ProducerId(-1), ProducerEpoch(0)),

@@ -24,7 +24,7 @@ from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.producer.requests.metrics import ProducerMetrics
 from tallystick.dualwrite import AsyncDeltaStore, DeltaStore, RocksStore, SqlStore
 from tallystick.dualwrite.blocking.leases import LeasedStore
-from tallystick.dualwrite.errors import Outcome, Torn
+from tallystick.dualwrite.errors import HeuristicMixed, Outcome
 from tallystick.dualwrite.tracing import get_database_system
 from tallystick.kernel.errors import InDoubt
 from tallystick.otel.conventions import LINKS_MAX, TraceOutcome, judge_block, name_span
@@ -57,7 +57,7 @@ def test_a_block_that_has_not_begun_is_aborted_whatever_the_last_one_was() -> No
 def test_a_block_that_has_begun_has_the_outcome_of_its_writer(value: Outcome, expected: TraceOutcome) -> None:
     assert judge_block(None, value, has_begun=True) is expected
     assert judge_block(ValueError("no"), value, has_begun=True) is expected
-    assert judge_block(Torn("differ"), value, has_begun=True) is TraceOutcome.TORN
+    assert judge_block(HeuristicMixed("differ"), value, has_begun=True) is TraceOutcome.TORN
 
 
 def test_a_span_is_named_by_its_operation_and_destination() -> None:

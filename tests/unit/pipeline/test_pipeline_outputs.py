@@ -47,5 +47,5 @@ def test_a_view_reads_what_the_views_read_that_it_names_in_whatever_case() -> No
     assert carried(made) == [["a"]]
 
 
-def test_a_source_that_nobody_writes_has_no_carrier() -> None:
+def test_a_source_without_a_writer_has_no_carrier() -> None:
     assert carried(definition("strict")) == [[]]

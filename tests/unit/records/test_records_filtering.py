@@ -130,7 +130,7 @@ def test_names_that_are_not_text_survive_compaction() -> None:
     assert [header.record_count for _, header in iter_headers(after)] == [1]
 
 
-def test_a_batch_nobody_could_read_is_never_written() -> None:
+def test_an_unreadable_batch_is_never_written() -> None:
     for records, meta in (
         ([], BatchMeta()),
         ([Record(5, 0)], BatchMeta(base_offset=6)),

@@ -224,7 +224,7 @@ def test_first_messages_that_are_refused(message: bytes) -> None:
     with pytest.raises(SaslAuthenticationFailed) as caught:
         server.respond(message)
     assert "user" not in str(caught.value).replace("username", "")
-    with pytest.raises(SaslAuthenticationFailed, match="ended"):
+    with pytest.raises(SaslAuthenticationFailed, match="already finished"):
         server.respond(CLIENT_FIRST)
 
 
@@ -248,7 +248,7 @@ def test_last_messages_that_are_refused(change: "object") -> None:
     server.respond(CLIENT_FIRST)
     with pytest.raises(SaslAuthenticationFailed):
         server.respond(change(CLIENT_FINAL))  # type: ignore[operator]
-    with pytest.raises(SaslAuthenticationFailed, match="ended"):
+    with pytest.raises(SaslAuthenticationFailed, match="already finished"):
         server.respond(CLIENT_FINAL)
     assert not server.complete
 
@@ -256,7 +256,7 @@ def test_last_messages_that_are_refused(change: "object") -> None:
 def test_a_completed_server_takes_no_more() -> None:
     server = new_server()
     log_in(new_client(), server)
-    with pytest.raises(SaslAuthenticationFailed, match="ended"):
+    with pytest.raises(SaslAuthenticationFailed, match="already finished"):
         server.respond(CLIENT_FINAL)
 
 

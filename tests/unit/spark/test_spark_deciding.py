@@ -225,7 +225,9 @@ def test_a_new_query_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("job", [MicroBatch("q", 2), MicroBatch("q", 4), BatchWrite("w")])
-def test_what_somebody_else_decided_meanwhile_is_not_decided_again(job: MicroBatch | BatchWrite) -> None:
+def test_a_batch_that_another_driver_decided_meanwhile_is_not_decided_again(
+    job: MicroBatch | BatchWrite,
+) -> None:
     """[SPK-25]"""
     assert isinstance(build_decision("p", LAST, ballot_of(replace(VOTE, job=job)), 1, None), PrefixTaken)
 
@@ -420,7 +422,7 @@ def test_a_query_that_resumes_begins_with_its_first_batch() -> None:
     assert isinstance(plan_task(decided, MicroBatch("q", 3), NewCheckpoint.RESUME), UnknownCheckpoint)
 
 
-def test_where_nobody_can_look_nothing_is_resumed() -> None:
+def test_without_the_checkpoint_nothing_is_resumed() -> None:
     """[SPK-27] The driver could not read the checkpoint, so the task has the old query's decision."""
     found = plan_task(LAST.summary, MicroBatch("new", 0), NewCheckpoint.RESUME)
     assert "give it as the option checkpointLocation" in str(found)

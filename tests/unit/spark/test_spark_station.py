@@ -28,7 +28,7 @@ def test_a_query_with_other_options_does_not_have_the_old_ones(other: dict[str, 
     assert get_sink_context(changed).options == changed
 
 
-def test_a_process_keeps_the_last_few_and_whoever_uses_one_keeps_it() -> None:
+def test_a_process_keeps_the_last_few_and_a_user_of_one_keeps_it() -> None:
     """A loop over tables with a prefix each would run out of sockets else."""
     used = get_sink_context(OPTIONS)
     others = [ref(get_sink_context(replace(OPTIONS, prefix=f"p{n}"))) for n in range(40)]

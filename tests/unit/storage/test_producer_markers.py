@@ -301,7 +301,7 @@ def test_a_stale_epoch_comes_before_a_missing_verification() -> None:
     assert answer.code is ErrorCode.INVALID_PRODUCER_EPOCH
 
 
-def test_whoever_shows_a_guard_shows_the_right_one_required_or_not() -> None:
+def test_a_guard_must_be_the_right_one_required_or_not() -> None:
     """[PRD-7] Produce 12+ asks even where older clients are not verified; its late write is refused, too."""
     states = ProducerStateManager()
     batch = header(1)

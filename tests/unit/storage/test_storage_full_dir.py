@@ -90,7 +90,7 @@ def test_a_topic_made_again_has_nothing_clean() -> None:
     assert LogDir.open(fs, "d", DirectoryOptions()).cleaner_checkpoints == {}
 
 
-def test_whoever_owns_the_directory_is_told_when_a_log_goes_offline() -> None:
+def test_the_owner_of_the_directory_learns_when_a_log_goes_offline() -> None:
     """[LOG-4] Whatever was being done: an append, a roll for retention, a sync."""
     fs = MemoryFileSystem()
     told: list[LogOffline] = []

@@ -198,7 +198,7 @@ def test_every_open_transaction_has_one_finding_and_nothing_is_ended_on_a_guess(
     assert met == set(TxnConsistency) == set(REPAIR_ACTIONS)
 
 
-def test_where_nothing_is_open_and_nobody_is_ahead_nothing_is_found() -> None:
+def test_without_open_transactions_or_later_epochs_nothing_is_found() -> None:
     for stands in entries():
         assert (
             check_consistency([stands], (), {A: partition(), B: partition(quiet=ident(42, 1))})

@@ -195,7 +195,7 @@ async def test_two_phase_commit_never_times_out() -> None:
 
 
 @on_a_loop
-async def test_ids_nobody_uses_are_forgotten_all_of_them_a_few_at_a_time() -> None:
+async def test_unused_ids_are_forgotten_all_of_them_a_few_at_a_time() -> None:
     async with World(config=TxnConfig(transactional_id_expiration_ms=1_000_000)) as world:
         await world.begin(name=TransactionalId("open"))
         for number in range(1_000):

@@ -66,7 +66,7 @@ async def test_a_transaction_is_told_from_its_first_client_to_its_last_marker() 
 
 
 @on_a_loop
-async def test_it_names_the_client_that_asked_and_nobody_for_what_the_broker_did() -> None:
+async def test_it_names_the_client_that_asked_and_no_client_for_actions_of_the_broker() -> None:
     async with World() as world:
         first, second = someone(), someone("billing", "10.0.0.8", 40_002)
         await world.coordinator.execute(T, InitProducerId(timeout_ms=1_000), first)

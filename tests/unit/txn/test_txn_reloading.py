@@ -26,7 +26,7 @@ U = TransactionalId("u")
 
 
 @pytest.mark.parametrize("step", ["decide", "encode_batch_of"])
-def test_what_fails_before_the_append_is_refused_and_costs_nobody_else(
+def test_what_fails_before_the_append_is_refused_and_costs_no_other_client(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -64,7 +64,7 @@ async def test_a_broken_invariant_takes_the_partition_off(monkeypatch: pytest.Mo
 
 
 @on_a_loop
-async def test_a_decision_nobody_heard_of_is_read_back_and_finished() -> None:
+async def test_a_decision_without_an_answer_is_read_back_and_finished() -> None:
     """The append of a decision is in the log, and raised: the client asks again, and is told the outcome."""
     async with World() as world:
         who = await world.begin(P0, P1)

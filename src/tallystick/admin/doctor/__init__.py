@@ -1,1 +1,1 @@
-"""What `tallystick doctor` asks a cluster, and what it concludes: facts, pure checks, and a gatherer."""
+"""The checks of `tallystick doctor`: facts about a cluster, pure checks, and a gatherer."""

@@ -48,7 +48,7 @@ class DoctorRow(Value, kw_only=True):
 
 
 class Question(Value, kw_only=True):
-    """What the facts are judged by."""
+    """Criteria by which the facts are checked."""
 
     facts: DoctorFacts
     roles: tuple[Role, ...]

@@ -17,7 +17,7 @@ class TlsSession(Value, kw_only=True):
 
 
 class FailureCause(Enum):
-    """What a connection has failed at, which decides what there is to do."""
+    """The step at which a connection failed, which decides the advice."""
 
     UNREACHABLE = "unreachable"
     TLS = "TLS"
@@ -36,7 +36,7 @@ class ServerFacts(Value, kw_only=True):
 
 
 class LoginFacts(Value, kw_only=True):
-    """How the client says who it is; an empty principal where only the broker knows it."""
+    """The client's authentication; the principal is empty if only the broker knows it."""
 
     protocol: str = "PLAINTEXT"
     mechanism: str = ""

@@ -317,7 +317,7 @@ def _describe_tls(connection: Connection) -> TlsSession | None:
 
 
 def describe_login(security: SecurityConfig) -> LoginFacts:
-    """Say how a client logs in, and as which principal if its settings tell."""
+    """Return the client's login, with the principal if its settings name it."""
     if not security.has_sasl:
         has_key = security.tls.ssl_keystore_location or security.tls.ssl_keystore_key
         is_unknown = security.has_tls and (has_key or security.ssl_context is not None)

@@ -1,4 +1,4 @@
-"""What each role needs of a cluster: APIs, and operations on resources (docs/security.md). Pure."""
+"""Requirements of each role: APIs, and operations on resources (docs/security.md). Pure."""
 
 from enum import StrEnum
 from typing import Final
@@ -10,7 +10,7 @@ from tallystick.protocol.apis import ApiKey
 
 
 class Role(StrEnum):
-    """What the principal is to do."""
+    """Role that the principal is to have."""
 
     WRITER = "writer"
     RECOVERY = "recovery"

@@ -167,7 +167,7 @@ def complete_by_plan(config: Mapping[str, object], decision: CompletionPlan) -> 
             producer.init_transactions(keep_prepared_txn=True)
             if producer.in_doubt not in (PreparedTxnState(), planned):
                 producer.close(abort=False)
-                raise NotSafe(name, f"{producer.in_doubt} is open by now, and not {planned} any more")
+                raise NotSafe(name, f"{producer.in_doubt} is open by now, and no longer {planned}")
             completion = producer.complete_transaction(decision.state)
     except TallystickError as exc:
         _audit.warning("%s: %s", audit_text, exc)

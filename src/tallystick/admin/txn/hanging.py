@@ -59,7 +59,7 @@ class HangingFinding(Enum):
     DECIDED = "its outcome is decided and the marker is still to be written"
 
 
-class Verdict(Enum):
+class HangingVerdict(Enum):
     """Conclusion for the operator."""
 
     HANGING = "hanging"  # nothing will ever end it
@@ -72,18 +72,18 @@ class Verdict(Enum):
     UNKNOWN = "unknown"
 
 
-VERDICT_BY_FINDING: Final[Mapping[HangingFinding, Verdict]] = {
-    HangingFinding.UNKNOWN_PRODUCER_ID: Verdict.HANGING,
-    HangingFinding.MAYBE_UNLISTED: Verdict.UNKNOWN,
-    HangingFinding.EXPIRED_ID: Verdict.HANGING,
-    HangingFinding.NOT_DESCRIBED: Verdict.UNKNOWN,
-    HangingFinding.NOT_INCLUDED: Verdict.HANGING,
-    HangingFinding.STALE_EPOCH: Verdict.HANGING,
-    HangingFinding.COORDINATOR_BEHIND: Verdict.CONTRADICTION,
-    HangingFinding.TWO_PHASE: Verdict.IN_DOUBT,
-    HangingFinding.OVERDUE: Verdict.SLOW,
-    HangingFinding.RUNNING: Verdict.OPEN,
-    HangingFinding.DECIDED: Verdict.ENDING,
+VERDICT_BY_FINDING: Final[Mapping[HangingFinding, HangingVerdict]] = {
+    HangingFinding.UNKNOWN_PRODUCER_ID: HangingVerdict.HANGING,
+    HangingFinding.MAYBE_UNLISTED: HangingVerdict.UNKNOWN,
+    HangingFinding.EXPIRED_ID: HangingVerdict.HANGING,
+    HangingFinding.NOT_DESCRIBED: HangingVerdict.UNKNOWN,
+    HangingFinding.NOT_INCLUDED: HangingVerdict.HANGING,
+    HangingFinding.STALE_EPOCH: HangingVerdict.HANGING,
+    HangingFinding.COORDINATOR_BEHIND: HangingVerdict.CONTRADICTION,
+    HangingFinding.TWO_PHASE: HangingVerdict.IN_DOUBT,
+    HangingFinding.OVERDUE: HangingVerdict.SLOW,
+    HangingFinding.RUNNING: HangingVerdict.OPEN,
+    HangingFinding.DECIDED: HangingVerdict.ENDING,
 }
 
 # Two transactional ids never share a producer id, but answers may look so while a coordinator moves. Then the
@@ -125,7 +125,7 @@ class HangingCase(Value, kw_only=True):
 
     transaction: OpenTransaction
     finding: HangingFinding
-    verdict: Verdict
+    verdict: HangingVerdict
     description: TransactionDescription | None
     idle_ms: int | None  # since its last record; None when its timestamp is missing or in the future
     open_ms: int | None  # since it began; None when no coordinator has it
@@ -143,7 +143,7 @@ def judge_transactions(
     Returns:
         A case for each of `look.open_transactions`, in that order.
     """
-    before = {c.transaction.key for c in earlier if VERDICT_BY_FINDING[c.finding] is Verdict.HANGING}
+    before = {c.transaction.key for c in earlier if VERDICT_BY_FINDING[c.finding] is HangingVerdict.HANGING}
     return tuple(
         _judge_one(transaction, look, limit_ms, transaction.key in before)
         for transaction in look.open_transactions
@@ -155,8 +155,8 @@ def _judge_one(
 ) -> HangingCase:
     finding, view = _classify(transaction, look, limit_ms)
     verdict = VERDICT_BY_FINDING[finding]
-    if verdict is Verdict.HANGING and not seen_before:
-        verdict = Verdict.SUSPECTED
+    if verdict is HangingVerdict.HANGING and not seen_before:
+        verdict = HangingVerdict.SUSPECTED
     return HangingCase(
         transaction=transaction,
         finding=finding,
@@ -246,20 +246,20 @@ class AbortHarm(Enum):
     """Harm done by a marker that does not come from the coordinator."""
 
     NOTHING = "no coordinator will end this transaction"
-    IN_DOUBT = "it is in doubt: the other half may be committed, and this one would be lost for ever"
+    IN_DOUBT = "it is in doubt: the other side may be committed, and this one would be lost for ever"
     OTHERS = "its coordinator will end it: this partition would then tell another outcome than the others"
     UNKNOWN = "its coordinator could not be asked: it may be in doubt"
     LOST = "its coordinator has lost what it acknowledged: find out how before anything is ended"
 
 
-HARM_BY_VERDICT: Final[Mapping[Verdict, AbortHarm]] = {
-    Verdict.HANGING: AbortHarm.NOTHING,
+HARM_BY_VERDICT: Final[Mapping[HangingVerdict, AbortHarm]] = {
+    HangingVerdict.HANGING: AbortHarm.NOTHING,
     # The leader checks start offset and epoch, which is the second look.
-    Verdict.SUSPECTED: AbortHarm.NOTHING,
-    Verdict.IN_DOUBT: AbortHarm.IN_DOUBT,
-    Verdict.SLOW: AbortHarm.OTHERS,
-    Verdict.OPEN: AbortHarm.OTHERS,
-    Verdict.ENDING: AbortHarm.OTHERS,
-    Verdict.CONTRADICTION: AbortHarm.LOST,
-    Verdict.UNKNOWN: AbortHarm.UNKNOWN,
+    HangingVerdict.SUSPECTED: AbortHarm.NOTHING,
+    HangingVerdict.IN_DOUBT: AbortHarm.IN_DOUBT,
+    HangingVerdict.SLOW: AbortHarm.OTHERS,
+    HangingVerdict.OPEN: AbortHarm.OTHERS,
+    HangingVerdict.ENDING: AbortHarm.OTHERS,
+    HangingVerdict.CONTRADICTION: AbortHarm.LOST,
+    HangingVerdict.UNKNOWN: AbortHarm.UNKNOWN,
 }

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 from tallystick.admin.admin_call import AdminCall, Answers, gather_answers
 from tallystick.admin.model import OPEN_STATES, OpenTransaction, TransactionDescription, TransactionListing
-from tallystick.admin.txn.hanging import ClusterSnapshot, HangingCase, Verdict, judge_transactions
+from tallystick.admin.txn.hanging import ClusterSnapshot, HangingCase, HangingVerdict, judge_transactions
 from tallystick.admin.txn.transaction_requests import (
     describe_producers,
     describe_transactions,
@@ -51,15 +51,15 @@ class SnapshotReader:
         self._clock = clock
 
     async def select_partitions(
-        self, asker: AdminCall, topic: str | None, partition: int | None, broker: int | None
+        self, call: AdminCall, topic: str | None, partition: int | None, broker: int | None
     ) -> tuple[TopicPartition, ...]:
         """Return the partitions of a topic or of all topics, on a broker or on all."""
         cluster = self._cluster
         if broker is not None:
-            await asker.list_brokers((broker,))
+            await call.list_brokers((broker,))
         if topic is None:
             image = await cluster.run_with_retries(
-                "Metadata", "", lambda: cluster.refresh(None), asker.deadline
+                "Metadata", "", lambda: cluster.refresh(None), call.deadline
             )
             cluster.forget_topics(None)
             topics = tuple(image.topics.values())
@@ -74,7 +74,7 @@ class SnapshotReader:
 
     async def judge(
         self,
-        asker: AdminCall,
+        call: AdminCall,
         partitions: Collection[TopicPartition],
         broker: int | None,
         limit_ms: int,
@@ -86,12 +86,12 @@ class SnapshotReader:
         Args:
             with_open_ids: describe the ids in an open state, too, of which no partition has data.
         """
-        first, failures = await self.read(asker, partitions, broker, with_open_ids=with_open_ids)
+        first, failures = await self.read(call, partitions, broker, with_open_ids=with_open_ids)
         cases = judge_transactions(first, limit_ms)
         descriptions, complete = first.descriptions, first.is_complete
-        suspects = {c.transaction.partition for c in cases if c.verdict is Verdict.SUSPECTED}
+        suspects = {c.transaction.partition for c in cases if c.verdict is HangingVerdict.SUSPECTED}
         if suspects:
-            second, second_failures = await self.read(asker, suspects, broker)
+            second, second_failures = await self.read(call, suspects, broker)
             again = judge_transactions(second, limit_ms, cases)
             cases = (*(c for c in cases if c.transaction.partition not in suspects), *again)
             descriptions = {**descriptions, **second.descriptions}
@@ -106,29 +106,29 @@ class SnapshotReader:
 
     async def read(
         self,
-        asker: AdminCall,
+        call: AdminCall,
         partitions: Collection[TopicPartition],
         broker: int | None,
         *,
         with_open_ids: bool = False,
     ) -> tuple[ClusterSnapshot, dict[str, ClientError]]:
         """Read the partitions first and their coordinators after them, the order that [ADM-1] needs."""
-        producers = await describe_producers(asker.halve_deadline(), partitions, broker)
+        producers = await describe_producers(call.halve_deadline(), partitions, broker)
         failures = {str(at): failure for at, failure in producers.failures.items()}
         opened = tuple(
             transaction for at, states in producers.found.items() for transaction in list_open(at, states)
         )
         if not opened and not with_open_ids:
             return self._build_snapshot((), (), Answers({}, {}), complete=True), failures
-        leaders = await self._find_coordinators(asker)
-        brokers, step = await asker.list_brokers(), asker.halve_deadline()
+        leaders = await self._find_coordinators(call)
+        brokers, step = await call.list_brokers(), call.halve_deadline()
         listings, silent = await _list_ids(step, brokers, opened, with_open_ids=with_open_ids)
         described = await describe_transactions(
-            asker.halve_deadline(), {listing.transactional_id for listing in listings}
+            call.halve_deadline(), {listing.transactional_id for listing in listings}
         )
         failures |= {f"broker {node_id}": failure for node_id, failure in silent.items()}
         failures |= {repr(name): why for name, why in described.failures.items() if not is_forgotten(why)}
-        settled = leaders == await self._find_coordinators(asker) and all(n in brokers for n in leaders)
+        settled = leaders == await self._find_coordinators(call) and all(n in brokers for n in leaders)
         snapshot = self._build_snapshot(opened, listings, described, complete=settled and not silent)
         return snapshot, failures
 
@@ -152,14 +152,14 @@ class SnapshotReader:
             is_complete=complete,
         )
 
-    async def _find_coordinators(self, asker: AdminCall) -> tuple[int | None, ...]:
+    async def _find_coordinators(self, call: AdminCall) -> tuple[int | None, ...]:
         """Return the leader of each partition of __transaction_state.
 
         The ids of a partition without a leader are in no coordinator's list.
         """
         cluster = self._cluster
         image = await cluster.run_with_retries(
-            "Metadata", TRANSACTION_STATE, lambda: cluster.refresh((TRANSACTION_STATE,)), asker.deadline
+            "Metadata", TRANSACTION_STATE, lambda: cluster.refresh((TRANSACTION_STATE,)), call.deadline
         )
         topic = image.topics.get(TRANSACTION_STATE)
         if topic is None:
@@ -170,7 +170,7 @@ class SnapshotReader:
 
 
 async def _list_ids(
-    asker: AdminCall,
+    call: AdminCall,
     brokers: Collection[int],
     opened: Collection[OpenTransaction],
     *,
@@ -188,7 +188,7 @@ async def _list_ids(
 
     async def ask(request: ListTransactionsRequest) -> None:
         nonlocal listings
-        listed = await gather_answers(brokers, lambda node_id: list_transactions(asker, node_id, request))
+        listed = await gather_answers(brokers, lambda node_id: list_transactions(call, node_id, request))
         listings += tuple(listing for some in listed.found.values() for listing in some)
         failures.update(listed.failures)
 

@@ -105,7 +105,7 @@ class TransactionLogFollower:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the last poll has left records: poll again at once."""
+        """Whether the last poll has left records: poll again immediately."""
         return self._is_behind
 
     @property
@@ -135,11 +135,11 @@ class TransactionLogFollower:
         if self._clock.now_ms() < self._paused_until_ms:
             return ()
         limit_ms = min(self.config.default_api_timeout_ms, _POLL_LIMIT_MS)
-        asker = AdminCall(self._cluster, self._cluster.start_deadline("a poll's limit", limit_ms))
+        call = AdminCall(self._cluster, self._cluster.start_deadline("a poll's limit", limit_ms))
         transitions: list[TransactionTransition] = []
         self._has_failed = self._is_behind = False
         try:
-            await self._find_positions(asker)
+            await self._find_positions(call)
             for _ in range(_ROUNDS_PER_POLL):
                 self._is_behind = await self._read_round(transitions)
                 if not self._is_behind or len(transitions) >= TRANSITIONS_PER_POLL:
@@ -161,10 +161,10 @@ class TransactionLogFollower:
 
     # ------------------------------------------------------------------------- where to read
 
-    async def _find_positions(self, asker: AdminCall) -> None:
+    async def _find_positions(self, call: AdminCall) -> None:
         """Find where to begin in the partitions without a position, as all are at first."""
         topic = await self._cluster.run_with_retries(
-            "Metadata", TRANSACTION_STATE, self._describe_topic, asker.deadline
+            "Metadata", TRANSACTION_STATE, self._describe_topic, call.deadline
         )
         if topic is None:
             return
@@ -173,9 +173,9 @@ class TransactionLogFollower:
         if not missing:
             return
         backlog = self._backlog_max // len(partitions)
-        ends = await self._list_offsets(asker, missing, LATEST)
-        firsts = await self._list_offsets(asker, ends, EARLIEST)
-        sinces = None if self._since_ms is None else await self._list_offsets(asker, firsts, self._since_ms)
+        ends = await self._list_offsets(call, missing, LATEST)
+        firsts = await self._list_offsets(call, ends, EARLIEST)
+        sinces = None if self._since_ms is None else await self._list_offsets(call, firsts, self._since_ms)
         for at, first in firsts.items():
             end = ends[at] or 0
             begin = max(first or 0, end - backlog)
@@ -195,10 +195,10 @@ class TransactionLogFollower:
             return None
 
     async def _list_offsets(
-        self, asker: AdminCall, partitions: Iterable[TopicPartition], time_ms: int
+        self, call: AdminCall, partitions: Iterable[TopicPartition], time_ms: int
     ) -> dict[TopicPartition, int | None]:
         """Look up offsets; partitions that fail are reported, and left to the next poll."""
-        answers = await list_offsets(asker, dict.fromkeys(partitions, time_ms), read_committed=False)
+        answers = await list_offsets(call, dict.fromkeys(partitions, time_ms), read_committed=False)
         for failure in answers.failures.values():
             self._report(failure)
         return {at: None if each is None else each.offset for at, each in answers.found.items()}
@@ -248,7 +248,7 @@ class TransactionLogFollower:
     def _take(
         self, at: TopicPartition, data: PartitionData, result: list[TransactionTransition]
     ) -> tuple[bool, bool]:
-        """Take a partition's answer in. Returns whether the position moved, and whether there is more."""
+        """Process a partition's answer. Returns whether the position moved, and whether there is more."""
         position = self._next_offsets.get(at)
         if position is None:
             return False, False
@@ -271,7 +271,7 @@ class TransactionLogFollower:
         return after > position, after < data.high_watermark
 
     def _note_error(self, at: TopicPartition, code: int) -> None:
-        """Note an error of one partition; a leader that has moved is looked up by the next poll."""
+        """Record an error of one partition; a leader that has moved is looked up by the next poll."""
         failure = build_broker_error("Fetch", at, code)
         if failure.remedy is Remedy.REFRESH:
             self._has_moved_leaders = True

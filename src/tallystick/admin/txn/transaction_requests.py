@@ -28,13 +28,13 @@ DESCRIBE_PRODUCERS: Final = "DescribeProducers"
 
 
 async def list_transactions(
-    asker: AdminCall, node_id: int, request: ListTransactionsRequest
+    call: AdminCall, node_id: int, request: ListTransactionsRequest
 ) -> tuple[TransactionListing, ...]:
     """List the transactional ids that one broker coordinates.
 
     Raises: NotSupported for a state that the broker does not have.
     """
-    answer = await asker.send_to_broker(node_id, request, ListTransactionsResponse, _explain_list_error)
+    answer = await call.send_to_broker(node_id, request, ListTransactionsResponse, _explain_list_error)
     if answer.unknown_state_filters:
         raise NotSupported("states to filter by", ", ".join(answer.unknown_state_filters))
     return tuple(
@@ -56,13 +56,13 @@ def _explain_list_error(answer: ListTransactionsResponse) -> tuple[int, str | No
 
 
 async def describe_transactions(
-    asker: AdminCall, names: Iterable[str], *, with_history: bool = False
+    call: AdminCall, names: Iterable[str], *, with_history: bool = False
 ) -> Answers[str, TransactionDescription]:
     """Describe transactional ids, in as few requests to each coordinator as possible."""
 
     async def ask(node_id: int, some: Sequence[str]) -> Mapping[str, TransactionDescription | ClientError]:
         request = dt.DescribeTransactionsRequest(transactional_ids=tuple(some), include_history=with_history)
-        answer = await asker.cluster.send(node_id, request, dt.DescribeTransactionsResponse)
+        answer = await call.cluster.send(node_id, request, dt.DescribeTransactionsResponse)
         return {
             state.transactional_id: build_broker_error(
                 DESCRIBE_TRANSACTIONS, state.transactional_id, state.error_code
@@ -72,12 +72,12 @@ async def describe_transactions(
             for state in answer.transaction_states
         }
 
-    return await asker.send_to_coordinators("transaction", names, ask, DESCRIBE_TRANSACTIONS)
+    return await call.send_to_coordinators("transaction", names, ask, DESCRIBE_TRANSACTIONS)
 
 
-async def describe_transaction(asker: AdminCall, name: str) -> TransactionDescription:
+async def describe_transaction(call: AdminCall, name: str) -> TransactionDescription:
     """Describe one transactional id. Raises: IdExpired if it is unknown; the errors of the lookup."""
-    return (await describe_transactions(asker, (name,))).one(name)
+    return (await describe_transactions(call, (name,))).one(name)
 
 
 def _to_description(node_id: int, state: dt.TransactionState) -> TransactionDescription:
@@ -128,7 +128,7 @@ def _to_transition(name: str, each: dt.HistoryTransition) -> TransactionTransiti
 
 
 async def describe_producers(
-    asker: AdminCall, partitions: Iterable[TopicPartition], broker: int | None
+    call: AdminCall, partitions: Iterable[TopicPartition], broker: int | None
 ) -> Answers[TopicPartition, tuple[ProducerState, ...]]:
     """Describe the producers of partitions, as the leaders or one broker's replicas see them."""
 
@@ -140,7 +140,7 @@ async def describe_producers(
             for name, indexes in group_by_topic(some).items()
         )
         request = dp.DescribeProducersRequest(topics=topics)
-        answer = await asker.cluster.send(node_id, request, dp.DescribeProducersResponse)
+        answer = await call.cluster.send(node_id, request, dp.DescribeProducersResponse)
         answers: dict[TopicPartition, tuple[ProducerState, ...] | ClientError] = {}
         for at, each in (
             (TopicPartition(t.name, p.partition_index), p) for t in answer.topics for p in t.partitions
@@ -151,7 +151,7 @@ async def describe_producers(
                 answers[at] = tuple(_to_producer_state(state) for state in each.active_producers)
         return answers
 
-    return await asker.send_to_leaders(partitions, ask, DESCRIBE_PRODUCERS, broker)
+    return await call.send_to_leaders(partitions, ask, DESCRIBE_PRODUCERS, broker)
 
 
 def _to_producer_state(state: dp.ProducerState) -> ProducerState:

@@ -26,7 +26,7 @@ from tallystick.admin.txn.hanging import (
     HARM_BY_VERDICT,
     AbortHarm,
     HangingCase,
-    Verdict,
+    HangingVerdict,
     is_late,
     judge_transactions,
 )
@@ -79,7 +79,7 @@ class HangingReport(Value, kw_only=True):
 
     @property
     def hanging(self) -> tuple[HangingCase, ...]:
-        return tuple(case for case in self.cases if case.verdict is Verdict.HANGING)
+        return tuple(case for case in self.cases if case.verdict is HangingVerdict.HANGING)
 
 
 class OpenTransactionsReport(Value, kw_only=True):
@@ -179,29 +179,29 @@ class TransactionAdmin:
         """
         if longer_than_ms is not None and not states:
             states = OPEN_STATES
-        asker = self._start_call()
+        call = self._start_call()
         request = ListTransactionsRequest(
             state_filters=tuple(states),
             producer_id_filters=tuple(producer_ids),
             duration_filter=-1 if longer_than_ms is None else longer_than_ms,
             transactional_id_pattern=pattern,
         )
-        brokers = await asker.list_brokers(coordinators)
-        return await gather_answers(brokers, lambda node_id: list_transactions(asker, node_id, request))
+        brokers = await call.list_brokers(coordinators)
+        return await gather_answers(brokers, lambda node_id: list_transactions(call, node_id, request))
 
     async def describe(
         self, transactional_ids: Iterable[str], *, history: bool = False
     ) -> Answers[str, TransactionDescription]:
         """Describe transactional ids from their coordinators; an unknown id fails with IdExpired."""
-        asker = self._start_call()
-        return await describe_transactions(asker, transactional_ids, with_history=history)
+        call = self._start_call()
+        return await describe_transactions(call, transactional_ids, with_history=history)
 
     async def describe_producers(
         self, partitions: Iterable[TopicPartition], broker: int | None = None
     ) -> Answers[TopicPartition, tuple[ProducerState, ...]]:
         """Describe the producers of partitions, as the leaders or one broker's replicas see them."""
-        asker = self._start_call()
-        return await describe_producers(asker, partitions, broker)
+        call = self._start_call()
+        return await describe_producers(call, partitions, broker)
 
     # ---------------------------------------------------------------------------- what hangs
 
@@ -217,11 +217,11 @@ class TransactionAdmin:
 
         A suspected transaction is looked at again before it is called hanging [ADM-1].
         """
-        asker = self._start_call()
-        partitions = await self._snapshots.select_partitions(asker, topic, partition, broker)
-        judged = await self._snapshots.judge(asker, partitions, broker, limit_ms)
+        call = self._start_call()
+        partitions = await self._snapshots.select_partitions(call, topic, partition, broker)
+        judged = await self._snapshots.judge(call, partitions, broker, limit_ms)
         cases_to_report = tuple(
-            c for c in judged.cases if is_late(c, limit_ms) or c.verdict is Verdict.CONTRADICTION
+            c for c in judged.cases if is_late(c, limit_ms) or c.verdict is HangingVerdict.CONTRADICTION
         )
         return HangingReport(cases=cases_to_report, failures=judged.failures, complete=judged.is_complete)
 
@@ -230,9 +230,9 @@ class TransactionAdmin:
 
         The same reading and the same verdicts as `find_hanging`, without its choice of late ones.
         """
-        asker = self._start_call()
-        partitions = await self._snapshots.select_partitions(asker, None, None, None)
-        judged = await self._snapshots.judge(asker, partitions, None, limit_ms, with_open_ids=True)
+        call = self._start_call()
+        partitions = await self._snapshots.select_partitions(call, None, None, None)
+        judged = await self._snapshots.judge(call, partitions, None, limit_ms, with_open_ids=True)
         return OpenTransactionsReport(
             at_ms=judged.at_ms,
             cases=judged.cases,
@@ -250,8 +250,8 @@ class TransactionAdmin:
 
         Raises: NothingOpen; UnknownTopic, NotAuthorized, and the other errors of the lookups.
         """
-        asker = self._start_call()
-        look, failures = await self._snapshots.read(asker, (spec.partition,), None)
+        call = self._start_call()
+        look, failures = await self._snapshots.read(call, (spec.partition,), None)
         if str(spec.partition) in failures:
             raise failures[str(spec.partition)]
         case = next((c for c in judge_transactions(look, 0) if spec.matches(c.transaction)), None)
@@ -263,7 +263,7 @@ class TransactionAdmin:
             coordinator_epoch = case.transaction.coordinator_epoch
         return AbortPlan(
             case=case,
-            guarded=await self._checks_start_offset(asker, leader, case.transaction),
+            guarded=await self._checks_start_offset(call, leader, case.transaction),
             coordinator_epoch=max(coordinator_epoch or 0, 0),
         )
 
@@ -291,13 +291,13 @@ class TransactionAdmin:
         _audit.warning(
             "%s, %s, %s%s", audit_text, plan.case.verdict.value, _format_id(plan), ", forced" if force else ""
         )
-        asker = self._start_call()
+        call = self._start_call()
         try:
             await self._cluster.run_with_retries(
                 "WriteTxnMarkers",
                 transaction.partition,
-                lambda: self._try_write_marker(asker, plan),
-                asker.deadline,
+                lambda: self._try_write_marker(call, plan),
+                call.deadline,
             )
         except NothingOpen as exc:
             _audit.warning("%s: no longer open", audit_text)
@@ -310,13 +310,13 @@ class TransactionAdmin:
         _audit.warning("%s: aborted", audit_text)
         return True
 
-    async def _try_write_marker(self, asker: AdminCall, plan: AbortPlan) -> None:
+    async def _try_write_marker(self, call: AdminCall, plan: AbortPlan) -> None:
         """Try to write the marker once. The leader may have changed since the plan."""
         transaction = plan.transaction
         leader = await self._cluster.find_leader(transaction.partition)
-        guarded = await self._checks_start_offset(asker, leader, transaction)
+        guarded = await self._checks_start_offset(call, leader, transaction)
         if not guarded:
-            states = (await describe_producers(asker, (transaction.partition,), None)).one(
+            states = (await describe_producers(call, (transaction.partition,), None)).one(
                 transaction.partition
             )
             now = list_open(transaction.partition, states)
@@ -336,7 +336,7 @@ class TransactionAdmin:
         if code:
             raise build_broker_error("WriteTxnMarkers", transaction.partition, code)
 
-    async def _checks_start_offset(self, asker: AdminCall, leader: int, transaction: OpenTransaction) -> bool:
+    async def _checks_start_offset(self, call: AdminCall, leader: int, transaction: OpenTransaction) -> bool:
         """Return whether this broker checks the start offset of a marker.
 
         The probe is a marker for a partition that cannot exist, with two offsets: a broker that reads them
@@ -354,7 +354,7 @@ class TransactionAdmin:
                 raise build_broker_error("WriteTxnMarkers", transaction.partition, code)
 
             self._start_offset_checks[leader] = await self._cluster.run_with_retries(
-                "WriteTxnMarkers", transaction.partition, attempt, asker.deadline
+                "WriteTxnMarkers", transaction.partition, attempt, call.deadline
             )
         return self._start_offset_checks[leader]
 
@@ -376,8 +376,8 @@ class TransactionAdmin:
         Raises: NotSafe for a two-phase commit transaction, without `force`: it may be prepared, and the other
             system may have committed already. IdExpired for an unknown id, which InitProducerId would create.
         """
-        asker = self._start_call()
-        description = await describe_transaction(asker, transactional_id)
+        call = self._start_call()
+        description = await describe_transaction(call, transactional_id)
         if description.in_doubt and not force:
             raise NotSafe(transactional_id, AbortHarm.IN_DOUBT.value)
         audit_text = f"force-terminate {transactional_id!r} producer {description.writer} {description.state}"
@@ -387,7 +387,7 @@ class TransactionAdmin:
             transaction_timeout_ms=description.timeout_ms or DEFAULT_TIMEOUT_MS,
         )
         try:
-            _, answer = await asker.send_to_coordinator(
+            _, answer = await call.send_to_coordinator(
                 "transaction", transactional_id, request, InitProducerIdResponse, lambda a: a.error_code
             )
         except ClientError as exc:

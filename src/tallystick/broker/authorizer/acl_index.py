@@ -1,4 +1,4 @@
-"""What a set of ACLs allows: an immutable index of them, and the rules by which they decide.
+"""Immutable index of a set of ACLs, and the rules by which they allow or deny.
 
 The order of the rules, the first that applies (KIP-11, StandardAuthorizerData.authorize):
 
@@ -90,7 +90,7 @@ def format_operations(operations: Iterable[AclOperation]) -> int:
     return sum(1 << operation for operation in operations)
 
 
-class Verdict(Value):
+class AuthorizationResult(Value):
     """Whether an action is allowed, and the rule that says so, as the audit log names it."""
 
     is_allowed: bool
@@ -104,9 +104,9 @@ class AclSettings(Value):
     allow_everyone_if_no_acl_found: bool = False
 
 
-_SUPER_USER: Final = Verdict(True, "SuperUser")
-_DEFAULT_ALLOW: Final = Verdict(True, "DefaultAllow")
-_DEFAULT_DENY: Final = Verdict(False, "DefaultDeny")
+_SUPER_USER: Final = AuthorizationResult(True, "SuperUser")
+_DEFAULT_ALLOW: Final = AuthorizationResult(True, "DefaultAllow")
+_DEFAULT_DENY: Final = AuthorizationResult(False, "DefaultDeny")
 
 
 class AclIndex:
@@ -186,7 +186,7 @@ class AclIndex:
         host: str,
         operation: AclOperation,
         resource: ResourcePattern,
-    ) -> Verdict:
+    ) -> AuthorizationResult:
         """Decide whether a principal may perform an operation on one resource.
 
         Source: StandardAuthorizerData.authorize, findAclRule, findResult.
@@ -206,17 +206,17 @@ class AclIndex:
                 if not matches_requester(entry, principal, host) or not matches_operation(entry, operation):
                     continue
                 if entry.permission is AclPermission.DENY:
-                    return Verdict(False, f"MatchingAcl(acl={AclBinding(pattern, entry)})")
+                    return AuthorizationResult(False, f"MatchingAcl(acl={AclBinding(pattern, entry)})")
                 allow = allow or AclBinding(pattern, entry)
         if allow is not None:
-            return Verdict(True, f"MatchingAcl(acl={allow})")
+            return AuthorizationResult(True, f"MatchingAcl(acl={allow})")
         if not has_acls and settings.allow_everyone_if_no_acl_found:
             return _DEFAULT_ALLOW
         return _DEFAULT_DENY
 
     def decide_any(
         self, settings: AclSettings, principal: str, host: str, operation: AclOperation, kind: AclResource
-    ) -> Verdict:
+    ) -> AuthorizationResult:
         """Decide whether a principal may perform an operation on at least one resource of a type.
 
         Only ACLs of the operation itself or of ALL count here, without what others imply. A DENY takes an
@@ -246,7 +246,7 @@ class AclIndex:
             return _DEFAULT_DENY
         for pattern, acl in allowed.items():
             if pattern == everything or not _is_covered(pattern, denied):
-                return Verdict(True, f"MatchingAcl(acl={acl})")
+                return AuthorizationResult(True, f"MatchingAcl(acl={acl})")
         return _DEFAULT_DENY
 
 

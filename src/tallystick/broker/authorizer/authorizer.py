@@ -51,7 +51,7 @@ def transactional_id_resource(name: str) -> ResourcePattern:
 
 
 class AuthorizableRequestContext(Protocol):
-    """What an authorizer may know of a request: nothing that the client merely claims."""
+    """Facts about a request for the authorizer: nothing that the client merely claims."""
 
     @property
     def api_key(self) -> int: ...
@@ -71,7 +71,7 @@ class AuthorizableRequestContext(Protocol):
 
 
 class Authorizer(Protocol):
-    """Interface of authorizers, which answer at once and from memory.
+    """Interface of authorizers, which answer immediately and from memory.
 
     The event loop calls them several times for each request.
     """

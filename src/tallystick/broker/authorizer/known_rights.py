@@ -1,4 +1,4 @@
-"""What a connection is known to have rights on, so that a request like the one before it need not ask.
+"""Cache of a connection's rights, so that a repeated request skips the authorizer.
 
 An authorizer leaves here what it has allowed. Each set of names is of one requester and one right; the
 authorizer makes, fills and empties it, and the connections of the requester share it. It is emptied in place

@@ -19,7 +19,7 @@ from tallystick.broker.authorizer.acl_index import (
     SUPPORTED_OPERATIONS,
     AclIndex,
     AclSettings,
-    Verdict,
+    AuthorizationResult,
     format_operations,
 )
 from tallystick.broker.authorizer.audit_log import AUDIT_LOGGER, TRACE
@@ -48,7 +48,7 @@ _TYPE_NAMES: Final = {kind: kind.name.title().replace("_", "") for kind in Resou
 class StandardAuthorizer:
     """Kafka's StandardAuthorizer. Owned by the broker; lives on the loop.
 
-    denied   how many checks did not allow what was asked
+    denied   number of checks that denied the operation
     """
 
     is_configured = True
@@ -67,7 +67,7 @@ class StandardAuthorizer:
 
     @property
     def allowed(self) -> int:
-        """How many checks allowed what was asked."""
+        """Number of checks that allowed the operation."""
         return self._allowed + sum(each.checks for each in self._allowed_names.values())
 
     @property
@@ -84,7 +84,7 @@ class StandardAuthorizer:
         self._allowed = self.allowed
         for each in self._allowed_names.values():
             each.clear()  # in place: connections have it [ACL-1]
-        self._verdicts: dict[object, Verdict] = {}
+        self._verdicts: dict[object, AuthorizationResult] = {}
         # The names in `_verdicts` that are allowed, by principal, host, operation and type.
         self._allowed_names = {}
 
@@ -146,7 +146,7 @@ class StandardAuthorizer:
 
     def _decide(
         self, context: AuthorizableRequestContext, operation: Operation, resource: ResourcePattern
-    ) -> Verdict:
+    ) -> AuthorizationResult:
         requester = (context.principal, context.client_host, operation, resource.resource_type)
         key = (requester, resource.name)
         verdict = self._verdicts.get(key)
@@ -163,7 +163,7 @@ class StandardAuthorizer:
             context.known_rights[right] = self._allowed_names[requester]
         return verdict
 
-    def _remember(self, key: object, verdict: Verdict) -> None:
+    def _remember(self, key: object, verdict: AuthorizationResult) -> None:
         if len(self._verdicts) >= VERDICTS_MAX:
             self._forget()
         self._verdicts[key] = verdict
@@ -173,7 +173,7 @@ def _format_audit(
     context: AuthorizableRequestContext,
     operation: Operation,
     resource: ResourcePattern,
-    verdict: Verdict,
+    verdict: AuthorizationResult,
     references: int,
 ) -> str:
     """Return a line of the audit log. Source: StandardAuthorizerData.buildAuditMessage."""

@@ -126,7 +126,7 @@ def find_bad_values(configs: Mapping[str, str]) -> Iterator[str]:
 def build_effective_config(
     static: BrokerConfig, dynamic: Mapping[str, Mapping[str, str]]
 ) -> tuple[BrokerConfig, list[str]]:
-    """Return the configuration in force, and the dynamic settings that are of no listener any more.
+    """Return the configuration in force, and the dynamic settings whose listeners are gone.
 
     Those are stored and without effect: a listener can be removed from a configuration although its keys
     were changed while it was there.

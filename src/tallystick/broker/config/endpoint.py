@@ -9,7 +9,7 @@ WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", ""})
 
 
 class Endpoint(Value):
-    """Address of a listener, or the one that clients are told."""
+    """Address of a listener, or the one that clients get."""
 
     host: str
     port: int

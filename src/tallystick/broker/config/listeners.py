@@ -48,7 +48,7 @@ DEFAULT_LISTENERS: Final = "PLAINTEXT://127.0.0.1:9092"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSettings:
-    """Settings of one listener beside those of TLS itself."""
+    """Settings of one listener, apart from those of TLS."""
 
     ssl_principal_mapping_rules: str = setting(
         "DEFAULT", "Rules that shorten the name of a client's certificate to its principal (KIP-371)."
@@ -112,7 +112,7 @@ class ListenerLimits:
 
     max_connections: int = setting(
         INT32_MAX,
-        "Maximum number of simultaneous connections of one listener, beside max.connections.",
+        "Maximum number of simultaneous connections of one listener, in addition to max.connections.",
         kind=SettingType.INT,
         low=1,
         dynamic=True,
@@ -405,7 +405,7 @@ def _find_address_problems(
             )
         if endpoint.host in WILDCARD_HOSTS and name not in advertised_at:
             yield (
-                f"listeners: {name}://{endpoint} listens everywhere, and clients must be told one address: "
+                f"listeners: {name}://{endpoint} listens everywhere, and clients need one address: "
                 "give --advertise HOST:PORT (advertised.listeners)"
             )
 

@@ -2,9 +2,9 @@
 
 Several appends are in flight at a time: those of groups that share the partition, and end markers, which come
 from the transaction coordinator and belong to no group. Each is applied once it is durable, but the
-notifications are independent and may overtake each other: one append can be found durable at once while the
-one before it is still waiting. A marker applied before the offsets it ends would leave them pending for ever,
-and the live state would differ from the state that a restart replays.
+notifications are independent and may overtake each other: one append can be found durable immediately while
+the one before it is still waiting. A marker applied before the offsets it ends would leave them pending for
+ever, and the live state would differ from the state that a restart replays.
 """
 
 import asyncio

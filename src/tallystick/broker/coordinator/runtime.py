@@ -1,9 +1,9 @@
 """The path of a command through a coordinator: decide, append, durable, apply, reply.
 
 Source: Kafka's CoordinatorRuntime, with two differences. State changes when its records are durable, not
-before, so that nothing has to be reverted; therefore the commands of one key wait for one another in a lane,
+before, so that nothing has to be reverted; therefore the commands of one key wait for one another in a queue,
 from the decision until its records are durable and applied. And where appending is all that `flush.policy`
-promises, a command completes before `submit` returns: no lane is taken and no task is created (ADR 0017).
+promises, a command completes before `submit` returns: no queue is made and no task is created (ADR 0017).
 
 Every wait is bounded: a command that is stuck on a hanging disk, or queued behind one, is answered after the
 coordinator's answer timeout. If its records are in the log by then, it still takes effect.
@@ -99,19 +99,22 @@ class CoordinatorLogic(Protocol[_KeyT, CommandT, AnswerT]):
         ...
 
     def enqueue_or_answer(
-        self, key: _KeyT, pending: PendingCommand[CommandT, AnswerT], lane: CommandQueue[CommandT, AnswerT]
+        self,
+        key: _KeyT,
+        pending: PendingCommand[CommandT, AnswerT],
+        command_queue: CommandQueue[CommandT, AnswerT],
     ) -> None:
-        """Take in a command that arrives while a write of its key is becoming durable."""
+        """Accept a command that arrives while a write of its key is becoming durable."""
         ...
 
     def take_next_commands(
         self, key: _KeyT, queue: deque[PendingCommand[CommandT, AnswerT]]
     ) -> Sequence[PendingCommand[CommandT, AnswerT]]:
-        """Take the commands to decide next from the queue; none if the first ones were answered meanwhile."""
+        """Dequeue the commands to decide next; none if the first ones were answered meanwhile."""
         ...
 
     def on_idle(self, key: _KeyT) -> None:
-        """Note that no write of the key is in flight any more."""
+        """Record that the key no longer has a write in flight."""
         ...
 
     def build_timeout_answer(self, command: CommandT) -> AnswerT | Reject:
@@ -136,7 +139,7 @@ class CoordinatorLogic(Protocol[_KeyT, CommandT, AnswerT]):
 
 
 class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
-    """Lanes, deadlines and partitions of one coordinator. Lives on the loop."""
+    """Queues, deadlines and partitions of one coordinator. Lives on the loop."""
 
     def __init__(
         self,
@@ -173,8 +176,8 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
         """Refuse new commands and those that wait undecided: the broker is stopping."""
         self.is_stopped = True
         self.timer.close()
-        for lane in self.command_queues.values():
-            answer_all(lane.waiting, self.refusals.stopped)
+        for command_queue in self.command_queues.values():
+            answer_all(command_queue.waiting, self.refusals.stopped)
         for _, pending in self._paused_commands or ():
             answer(pending, self.refusals.stopped)
 
@@ -183,11 +186,11 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
         self.begin_shutdown()
         self.timer.cancel()
         await self.reloader.stop()
-        futures = [lane.durable_future for lane in self.command_queues.values()]
+        futures = [command_queue.durable_future for command_queue in self.command_queues.values()]
         if futures:
             await asyncio.wait(futures, timeout=self._answer_timeout_ms() / 1_000)
-        for lane in self.command_queues.values():
-            answer_all((*lane.in_flight, *lane.waiting), self.refusals.stopped)
+        for command_queue in self.command_queues.values():
+            answer_all((*command_queue.in_flight, *command_queue.waiting), self.refusals.stopped)
 
     # ---- partitions
 
@@ -228,8 +231,8 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
         """
         self._logic.unload(index)
         for key in [key for key in self.command_queues if self._logic.partition_for(key) == index]:
-            lane = self.command_queues.pop(key)
-            answer_all((*lane.in_flight, *lane.waiting), self.refusals.lost)
+            command_queue = self.command_queues.pop(key)
+            answer_all((*command_queue.in_flight, *command_queue.waiting), self.refusals.lost)
         self.reloader.mark_lost(index, cause)
 
     def fail_partition_once(self, index: int, cause: BaseException) -> None:
@@ -260,11 +263,11 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
 
     def submit_unpaused(self, key: KeyT, pending: PendingCommand[CommandT, AnswerT]) -> None:
         """Do as `submit_internal`, even while commands are held up."""
-        lane = self.command_queues.get(key)
-        if lane is None:
+        command_queue = self.command_queues.get(key)
+        if command_queue is None:
             self.decide_commands(key, (pending,))
         else:
-            self._logic.enqueue_or_answer(key, pending, lane)
+            self._logic.enqueue_or_answer(key, pending, command_queue)
 
     def decide_commands(self, key: KeyT, group: Sequence[PendingCommand[CommandT, AnswerT]]) -> None:
         """Decide a group once. A broken invariant costs the partition it was found in, and no other."""
@@ -280,17 +283,17 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
             return
         if write is not None:
             # [TXN-1]: nothing is applied or answered before the records are durable.
-            lane = self.command_queues[key] = CommandQueue(group, write.durable_future)
+            command_queue = self.command_queues[key] = CommandQueue(group, write.durable_future)
             for pending in group:
                 self.set_deadline(pending)
-            write.durable_future.add_done_callback(partial(self._on_durable, key, lane, write))
+            write.durable_future.add_done_callback(partial(self._on_durable, key, command_queue, write))
 
     def decide_queued(self, key: KeyT, queue: deque[PendingCommand[CommandT, AnswerT]]) -> None:
-        """Decide queued commands in order, until one of them takes the lane."""
+        """Decide queued commands in order, until one of them waits for durability."""
         while queue:
-            lane = self.command_queues.get(key)
-            if lane is not None:
-                lane.waiting.extend(queue)
+            command_queue = self.command_queues.get(key)
+            if command_queue is not None:
+                command_queue.waiting.extend(queue)
                 return
             group = self._logic.take_next_commands(key, queue)
             if group:
@@ -299,11 +302,11 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
     def _on_durable(
         self,
         key: KeyT,
-        lane: CommandQueue[CommandT, AnswerT],
+        command_queue: CommandQueue[CommandT, AnswerT],
         write: PendingWrite,
         durable: "asyncio.Future[Any]",
     ) -> None:
-        if self.command_queues.get(key) is not lane:
+        if self.command_queues.get(key) is not command_queue:
             if not durable.cancelled():
                 durable.exception()  # the partition was lost meanwhile; its callers are answered
             return
@@ -313,9 +316,9 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
             write.apply()
         except (Exception, asyncio.CancelledError) as exc:
             self.fail_partition(self._logic.partition_for(key), exc)
-            answer_all((*lane.in_flight, *lane.waiting), self.refusals.lost)
+            answer_all((*command_queue.in_flight, *command_queue.waiting), self.refusals.lost)
             return
-        self.decide_queued(key, lane.waiting)
+        self.decide_queued(key, command_queue.waiting)
         if key not in self.command_queues:
             self._logic.on_idle(key)
 
@@ -346,7 +349,7 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
         try:
             async with asyncio.timeout(self._answer_timeout_ms() / 1_000):
                 while pending := [
-                    *(lane.durable_future for lane in self.command_queues.values()),
+                    *(command_queue.durable_future for command_queue in self.command_queues.values()),
                     *list_unfinished(),
                 ]:
                     await asyncio.wait(pending)

@@ -222,7 +222,7 @@ def decode_batches(data: bytes) -> Iterator[ReplayedEvent]:
 
 
 def _merge_commits(entries: Iterator[ReplayedEvent | None]) -> Iterator[ReplayedEvent]:
-    """Join adjacent commits of one group, so that a request is applied at once, as it was live."""
+    """Join adjacent commits of one group, so that a request is applied as a whole, as it was live."""
     previous: ReplayedEvent | None = None
     for entry in entries:
         merged = None if previous is None or entry is None else _try_merge(previous, entry)

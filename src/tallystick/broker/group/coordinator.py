@@ -1,6 +1,6 @@
 """Public face of the group coordinator: its lifecycle, its state, its commands.
 
-Commands are processed in `logic`; lanes, deadlines and lost partitions are in `broker.coordinator.runtime`.
+Commands are processed in `logic`; queues, deadlines and lost partitions are in `broker.coordinator.runtime`.
 """
 
 import asyncio
@@ -147,14 +147,14 @@ class GroupCoordinator:
         Order: the transaction includes the group's partition, and `guard` proves that to the log.
 
         Args:
-            refused: called when the command's turn has come; returns why its producer may not write any more.
+            refused: called when the command's turn has come; returns why its producer may no longer write.
         """
         return await self._runtime.submit(group_id, make_pending(command, guard, find_refusal))
 
     async def write_marker(self, index: int, batch: bytes, guard: TxnGuard) -> AppendResult | Reject:
         """Append an end marker to a partition, and end the transaction in its groups.
 
-        Takes no lane: a marker only changes pending offsets, and no Step depends on those (ADR 0022).
+        Waits in no queue: a marker only changes pending offsets, and no Step depends on those (ADR 0022).
         Cancelling the caller does not undo it.
 
         Order: on return the marker is durable, and applied after everything before it in the partition's log,

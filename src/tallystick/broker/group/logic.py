@@ -214,13 +214,16 @@ class GroupLogic:
     # ---- called by the runtime
 
     def enqueue_or_answer(
-        self, key: GroupId, pending: PendingGroupCommand, lane: CommandQueue[GuardedCommand, GroupAnswer]
+        self,
+        key: GroupId,
+        pending: PendingGroupCommand,
+        command_queue: CommandQueue[GuardedCommand, GroupAnswer],
     ) -> None:
         """Queue a command: those of a group are decided in order of arrival [GRP-1]."""
-        self.runtime.enqueue(lane.waiting, pending)
+        self.runtime.enqueue(command_queue.waiting, pending)
 
     def decide(self, key: GroupId, group: Sequence[PendingGroupCommand]) -> PendingWrite | None:
-        """Decide; carry out at once, or append, and carry out when the records are durable [GRP-1].
+        """Decide; carry out immediately, or append, and carry out when the records are durable [GRP-1].
 
         Commits do not depend on each other. Plain ones share a batch; a transactional batch belongs to one
         producer.
@@ -276,7 +279,7 @@ class GroupLogic:
     def take_next_commands(
         self, key: GroupId, queue: deque[PendingGroupCommand]
     ) -> Sequence[PendingGroupCommand]:
-        """Take one command; or a commit, and the commits queued directly behind it."""
+        """Handle one command; or a commit, and the commits queued directly behind it."""
         first = queue.popleft()
         if first.future.done():
             return ()  # its deadline passed while it queued: it was answered, so it must not take effect

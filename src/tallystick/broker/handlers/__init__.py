@@ -75,7 +75,7 @@ _HANDLER_ENTRIES: Final = (
     message_entry(ApiKey.SYNC_GROUP, membership.sync, cancellable=True, waits=True),
     message_entry(ApiKey.HEARTBEAT, membership.heartbeat),
     message_entry(ApiKey.LEAVE_GROUP, membership.leave),
-    # Commits of one connection may share a sync; the group's lane keeps their order.
+    # Commits of one connection may share a sync; the group's queue keeps their order.
     message_entry(ApiKey.OFFSET_COMMIT, offset_commit.handle, pipelined=True),
     message_entry(ApiKey.OFFSET_FETCH, offset_fetch.handle, cancellable=True),
     message_entry(ApiKey.OFFSET_DELETE, offset_delete.handle),

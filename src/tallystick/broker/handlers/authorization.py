@@ -1,10 +1,10 @@
-"""Rights of one request: what several handlers ask the authorizer in the same way.
+"""Rights of one request: questions to the authorizer that several handlers share.
 
 Which right each API needs, which code a denial has and where in the answer it stands is Kafka's, API by API.
 Two rules hold for all:
 
-* the right to a name is checked before its existence: who may not describe a topic must not learn of it;
-* what the sender named is answered with an error, what he did not name is left out without a trace.
+* rights are checked before existence: a client without DESCRIBE must not learn that a topic exists;
+* a resource named in the request gets an error; any other is silently omitted.
 
 Source: AuthHelper, KafkaApis, ControllerApis.
 """
@@ -40,7 +40,7 @@ def is_known(context: RequestContext, right: Right, name: str) -> bool:
 
 
 class TopicReferences:
-    """How often a request names each topic, for the audit log: counted when the first line is written.
+    """Number of times a request names each topic, for the audit log: counted when the first line is written.
 
     Source: AuthHelper.filterByAuthorized, whose actions have the count of the entries of a name.
     """

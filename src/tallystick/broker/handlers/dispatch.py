@@ -112,7 +112,7 @@ def raw_entry(
 
 
 class _LargeRequestHandler(Value):
-    """What serves the large requests of an API. One that `waits` does so for other clients."""
+    """Handler of the large requests of an API. One that `waits` does so for other clients."""
 
     request: type[Any]
     handle: Handler[Any]

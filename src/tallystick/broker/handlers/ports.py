@@ -1,4 +1,4 @@
-"""What handlers ask of the broker: each names a narrow port, and can reach no more than is in it.
+"""Broker interfaces for handlers: each handler names a narrow port and can reach nothing else.
 
 A part (`Has...`) is one thing of the broker. A port is a set of parts, what the handlers of one subject need.
 Every port of a handler has the authorizer, so that each can ask `broker.authorizer.allows(context, operation,
@@ -62,7 +62,7 @@ class HasConfig(Protocol):
 
 
 class HasConfigLayers(Protocol):
-    """Where settings come from, and how those of a broker change."""
+    """The sources of settings, and changes to those of the broker."""
 
     @property
     def static_config(self) -> BrokerConfig: ...
@@ -81,7 +81,7 @@ class HasConfigLayers(Protocol):
 
 
 class HasAddress(Protocol):
-    """The cluster, and the address that clients are told."""
+    """The cluster, and its advertised address."""
 
     @property
     def cluster_id(self) -> str: ...
@@ -90,7 +90,7 @@ class HasAddress(Protocol):
     def address(self) -> Endpoint: ...
 
     def get_address(self, listener: str) -> Endpoint:
-        """Return the address that clients of a listener are told."""
+        """Return the advertised address of a listener."""
         ...
 
 
@@ -170,7 +170,7 @@ class HasRequestMemory(Protocol):
 
 
 class HasFetches(Protocol):
-    """What fetches share: their sessions, the answers not yet sent, and the end of long polls."""
+    """State that fetches share: sessions, unsent responses, and the end of long polls."""
 
     @property
     def fetch_sessions(self) -> FetchSessionCache: ...
@@ -186,102 +186,102 @@ class HasFetches(Protocol):
 
 
 class ConfigViewPort(HasConfig, HasConfigLayers, Protocol):
-    """What shows each setting with its origins."""
+    """View of each setting with its origins."""
 
 
 class OpenTransactionsPort(HasConfig, HasMetrics, HasTransactions, Protocol):
-    """What refuses a deletion that would take an open transaction's data."""
+    """Guard against deleting the data of an open transaction."""
 
 
 class VerificationPort(HasMetrics, HasTransactions, Protocol):
-    """What verifies that a transaction includes a partition."""
+    """Verifier that a transaction includes a partition."""
 
 
 # --------------------------------------------------------- topics and the cluster itself
 
 
 class TopicsPort(HasAuthorizer, HasConfig, HasTopics, Protocol):
-    """What reading topics needs: them, and the settings that place them on this broker."""
+    """Broker interface for reading topics, and the settings that place them on this broker."""
 
 
 class TopicControllerPort(HasAuthorizer, HasConfig, HasTopics, HasTopicController, Protocol):
-    """What adding partitions needs."""
+    """Broker interface for adding partitions."""
 
 
 class ConfigsPort(HasAuthorizer, HasConfig, HasConfigLayers, HasTopics, HasTopicController, Protocol):
-    """What showing and changing settings needs, those of a new topic among them."""
+    """Broker interface for reading and changing settings, including those of a new topic."""
 
 
 class LogDirsPort(HasAuthorizer, HasDataDirectory, HasTopics, Protocol):
-    """What describing the data directory needs."""
+    """Broker interface for describing the data directory."""
 
 
 class ClusterPort(HasAuthorizer, HasAddress, HasClock, HasConfig, Protocol):
-    """What describing the cluster and its one node needs."""
+    """Broker interface for describing the cluster and its one node."""
 
 
 class MetadataPort(HasAuthorizer, HasAddress, HasConfig, HasTopics, HasTopicController, Protocol):
-    """What Metadata needs: the cluster and the topics, one of which it may create."""
+    """Broker interface for Metadata: the cluster, and the topics, which it may create."""
 
 
 class AclsPort(HasAuthorizer, HasAclController, Protocol):
-    """What describing and changing ACLs needs."""
+    """Broker interface for describing and changing ACLs."""
 
 
 class ScramCredentialsPort(HasAuthorizer, HasScramController, Protocol):
-    """What describing and changing SCRAM credentials needs."""
+    """Broker interface for describing and changing SCRAM credentials."""
 
 
 class FeaturesPort(HasAuthorizer, HasFeatures, Protocol):
-    """What reading and changing the finalized features needs."""
+    """Broker interface for reading and changing the finalized features."""
 
 
 # ----------------------------------------------------------------------------- groups
 
 
 class GroupsPort(HasAuthorizer, HasGroups, Protocol):
-    """What the members of a group need."""
+    """Broker interface for the members of a group."""
 
 
 class OffsetsPort(HasAuthorizer, HasGroups, HasTopics, Protocol):
-    """What committed offsets need."""
+    """Broker interface for committed offsets."""
 
 
 class DeletionPort(HasAuthorizer, HasConfig, HasGroups, HasMetrics, HasTopics, HasTransactions, Protocol):
-    """What deleting records, groups and their offsets needs."""
+    """Broker interface for deleting records, groups and their offsets."""
 
 
 class TopicDeletionPort(
     HasAuthorizer, HasConfig, HasGroups, HasMetrics, HasTopics, HasTopicController, HasTransactions, Protocol
 ):
-    """What deleting topics needs."""
+    """Broker interface for deleting topics."""
 
 
 # ------------------------------------------------------------------------ transactions
 
 
 class TransactionsPort(HasAuthorizer, HasClock, HasTransactions, Protocol):
-    """What any command to a transactional id needs."""
+    """Broker interface for commands to a transactional id."""
 
 
 class ProducerIdsPort(HasAuthorizer, HasClock, HasProducerIds, HasTransactions, Protocol):
-    """What giving out producer ids needs."""
+    """Broker interface for allocating producer ids."""
 
 
 class TxnPartitionsPort(HasAuthorizer, HasClock, HasTopics, HasTransactions, Protocol):
-    """What adding partitions to a transaction needs."""
+    """Broker interface for adding partitions to a transaction."""
 
 
 class TxnOffsetsPort(HasAuthorizer, HasClock, HasGroups, HasMetrics, HasTopics, HasTransactions, Protocol):
-    """What a group's offsets need in a transaction."""
+    """Broker interface for a group's offsets in a transaction."""
 
 
 class TxnMarkersPort(HasAuthorizer, HasClock, HasConfig, HasGroups, HasTopics, HasTransactions, Protocol):
-    """What writing markers needs: the partitions, and the groups whose offsets they decide."""
+    """Broker interface for writing markers: the partitions, and the groups whose offsets they decide."""
 
 
 class CoordinatorsPort(HasAuthorizer, HasAddress, HasConfig, HasGroups, HasTransactions, Protocol):
-    """What finding a coordinator needs."""
+    """Broker interface for FindCoordinator."""
 
 
 # ----------------------------------------------------------------------------- records
@@ -290,11 +290,11 @@ class CoordinatorsPort(HasAuthorizer, HasAddress, HasConfig, HasGroups, HasTrans
 class ProducePort(
     HasAuthorizer, HasClock, HasConfig, HasMetrics, HasRequestMemory, HasTopics, HasTransactions, Protocol
 ):
-    """What appending records needs."""
+    """Broker interface for Produce."""
 
 
 class FetchPort(HasAuthorizer, HasClock, HasConfig, HasFetches, HasRequestMemory, HasTopics, Protocol):
-    """What reading records needs."""
+    """Broker interface for Fetch."""
 
 
 # --------------------------------------------------------------------------------- all

@@ -31,7 +31,7 @@ Credentials = Mapping[CredentialKey, ScramCredential]
 
 
 class SaltedPassword(Value):
-    """What a client sends instead of a password. The broker derives its keys from it and drops it."""
+    """The salted form of a password that a client sends. The broker derives its keys from it and drops it."""
 
     salt: bytes
     salted_password: bytes

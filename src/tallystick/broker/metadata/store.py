@@ -120,7 +120,7 @@ class MetadataStore:
             if path != IN_MEMORY:
                 _close_to_others(path)
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            # Exclusive access: no shared-memory file beside the write-ahead log.
+            # Exclusive access: no shared-memory file next to the write-ahead log.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             _check_file(self._db, path, may_create=may_create)
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -322,7 +322,7 @@ def _check_file(db: sqlite3.Connection, path: Path, *, may_create: bool) -> None
     """Refuse what is not the file that it was, before anything is written to it. Raises: MetadataUnusable."""
     if not may_create and db.execute("PRAGMA user_version").fetchone() == (0,):
         raise MetadataUnusable(
-            f"{path}: has no tables, and partitions lie beside it: it was emptied, or is another file."
+            f"{path}: has no tables, and partitions lie next to it: it was emptied, or is another file."
             " Nothing was changed. Restore it from a backup"
         )
     (damage,) = db.execute("PRAGMA quick_check(1)").fetchone()

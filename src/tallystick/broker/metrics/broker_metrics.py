@@ -6,7 +6,7 @@ looked; transactions come and go in between. Leader and coordinator are one proc
 open transaction is matched with the coordinator's at that moment. Kafka's leader cannot do that, hence
 
 * a late transaction of two-phase commit, which only its client may end, is counted separately;
-* a transaction that no coordinator knows shows up at once, not after transaction.max.timeout.ms.
+* a transaction that no coordinator knows shows up immediately, not after transaction.max.timeout.ms.
 
 A gauge is read at each scrape; a counter is a number that is incremented where the event happens. A broker
 without `metrics.listener` counts too. See docs/notes/performance.md.

@@ -91,7 +91,7 @@ class MetricsServer:
         return Endpoint(*self._port.address)
 
     async def stop(self) -> None:
-        """Close at once: a scraper without an answer retries."""
+        """Close immediately: a scraper without an answer retries."""
         self._port.close()
         if self._reload_task is not None:
             self._reload_task.cancel()

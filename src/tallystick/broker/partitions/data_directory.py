@@ -157,7 +157,7 @@ class DataDirectory:
             cluster_id = peek_cluster_id(self._path / FILE_NAME)
         if cluster_id is not None:
             _log.warning(
-                "%s is missing and is written anew, with the cluster id of %s",
+                "%s is missing and is written again, with the cluster id of %s",
                 META_PROPERTIES_FILE,
                 FILE_NAME,
             )
@@ -399,14 +399,14 @@ def _open_metadata(
     )
     if store.load_cluster_id() != cluster_id:
         raise DataDirectoryUnusable(
-            f"{file} belongs to cluster {store.load_cluster_id()}, but meta.properties beside it to"
+            f"{file} belongs to cluster {store.load_cluster_id()}, but meta.properties next to it to"
             f" {cluster_id}; nothing was changed. Restore the two files from one backup"
         )
     # A topic is stored before its directories are made, and forgotten after they are gone.
     topics = {topic.name for topic in (*store.load_topics(), *store.load_deleted_topics())}
     if partitions and not any(partition.topic in topics for partition in partitions):
         raise DataDirectoryUnusable(
-            f"{file} names none of the {len(partitions)} partitions beside it, {partitions[0]} first: it"
+            f"{file} names none of the {len(partitions)} partitions next to it, {partitions[0]} first: it"
             " is older, or another broker's; nothing was changed. Restore theirs from a backup"
         )
     return store

@@ -5,7 +5,7 @@ close it gets. So the broker's own need is set aside first, and both `max.connec
 end before they touch it (docs/adr/0012).
 
     fixed       the lock, the metadata, the cleaner's pipes, files that syncing threads and checkpoints open
-                and close, connections that are accepted and refused at once
+                and close, connections that are accepted and refused immediately
     residents   closed segments that are kept open for readers
     partitions  the active segment's file, and one that is open while the next segment is created
     the rest    connections, at least `CONNECTIONS_MIN` of them
@@ -39,7 +39,7 @@ class DescriptorBudget(Value):
         return max(1, (self._available - CONNECTIONS_MIN) // DESCRIPTORS_PER_PARTITION)
 
     def limit_connections(self, partitions: int) -> int:
-        """Return the number of connections allowed beside `partitions`, at least one."""
+        """Return the number of connections allowed in addition to `partitions`, at least one."""
         return max(1, self._available - DESCRIPTORS_PER_PARTITION * partitions)
 
     @property

@@ -313,7 +313,7 @@ class TopicController:
         """Delete a topic, or continue a deletion that failed.
 
         Order: nothing of it is read again, whatever crashes, once it has left the image; when None is
-            returned its name is free. Files that cannot be removed at once are removed later.
+            returned its name is free. Files that cannot be removed immediately are removed later.
 
         Args:
             check: looks at the partitions and returns a reason to refuse. Nothing is written to them after

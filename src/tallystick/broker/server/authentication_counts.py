@@ -1,4 +1,4 @@
-"""What became of the clients that had to prove who they are, counted for each listener.
+"""Counts of successful and failed authentications, for each listener.
 
 Source: Kafka Selector's sensors, KIP-188 and KIP-368. As there, a handshake of TLS that fails counts as a
 failed authentication; a peer that just leaves does not.

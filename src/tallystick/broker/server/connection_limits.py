@@ -1,8 +1,8 @@
-"""How many connections there are and may be: of the broker, of one listener, of one address.
+"""Numbers and limits of connections: of the broker, of one listener, of one address.
 
 Kafka's acceptors wait while the broker or a listener has all its connections; here one connection too many is
-closed, so that its client learns at once, and can try another broker of its list. One of an address that has
-all of its own is closed in both.
+closed, so that its client learns immediately, and can try another broker of its list. One of an address that
+has all of its own is closed in both.
 
 Source: KIP-402; Kafka SocketServer, ConnectionQuotas.
 """
@@ -120,7 +120,7 @@ class ConnectionCounts:
             return f"max.connections is {limits.total}"
         if self._open + more > (limit := self._descriptors_max()):
             return (
-                f"the limit of open files leaves {limit} connections beside what the broker needs itself;"
+                f"the limit of open files leaves {limit} connections after the broker's own files;"
                 " raise it (ulimit -n, LimitNOFILE)"
             )
         if self._per_listener[listener] + more > (limit := limits.per_listener.get(listener, INT32_MAX)):

@@ -46,7 +46,7 @@ _ACCEPT_RETRY_S: Final = 1.0
 
 
 class ConnectionHost(Protocol):
-    """What a port needs of the server."""
+    """Interface of the server for a listening port."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -139,7 +139,7 @@ def list_signing_keys(ports: Sequence[ListeningPort]) -> list[SigningKeys]:
 
 
 def load_keys(ports: Sequence[ListeningPort], listeners: Sequence[Listener]) -> None:
-    """Take the keys of stored settings before the first connection. Raises: BadConfig."""
+    """Load the keys of stored settings before the first connection. Raises: BadConfig."""
     listeners_by_name = {each.name: each for each in listeners}
     for port in ports:
         if isinstance(port, TlsPort):
@@ -272,7 +272,7 @@ class TlsPort:
         self._tasks.append(asyncio.ensure_future(self._watch_files()))
 
     def load_keys(self, listener: Listener) -> None:
-        """Take other keys before the first connection. Raises: BadConfig."""
+        """Load other keys before the first connection. Raises: BadConfig."""
         if listener.tls != self.context.listener.tls:
             self.context = ReloadingContext(listener)
 

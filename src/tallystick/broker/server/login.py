@@ -49,7 +49,7 @@ _ANSWER_START: Final = Struct(">ii")
 
 
 class LoginState(Enum):
-    """Where the login stands; a re-authentication goes back to AUTHENTICATE."""
+    """State of a login; a re-authentication goes back to AUTHENTICATE."""
 
     VERSIONS = auto()
     HANDSHAKE = auto()
@@ -85,7 +85,7 @@ class Login:
         """Create a login that has heard nothing.
 
         Args:
-            mechanisms: makes the server's half of a login, by the name of the mechanism.
+            mechanisms: makes the server side of a login, by the name of the mechanism.
             max_reauth_ms: connections.max.reauth.ms, 0 for sessions that do not end.
             own_reauth_ms: the same of mechanisms that have their own.
         """
@@ -106,7 +106,7 @@ class Login:
         return self.principal is not None and self.state is not LoginState.FAILED
 
     def take(self, frame: memoryview, now_ms: int) -> LoginAnswer | None:
-        """Take a request; None: it is one for the broker.
+        """Handle a request; None: it is one for the broker.
 
         Raises: LoginRefused, to close the connection without an answer; KeyNeeded, to be given the same
             request again once the key was looked for, and nothing has changed before.
@@ -125,7 +125,7 @@ class Login:
             return None
         if key == ApiKey.API_VERSIONS and self.state is LoginState.VERSIONS:
             spec = API_SPECS[ApiKey.API_VERSIONS]
-            # A client newer than this broker is told the served versions, and asks once more (KIP-511).
+            # A client newer than this broker gets the served versions, and asks once more (KIP-511).
             if spec.min_version <= version <= spec.max_version:
                 self.state = LoginState.HANDSHAKE
             return None
@@ -208,7 +208,7 @@ class Login:
         return _answer(header, SaslAuthenticateResponse(auth_bytes=token, session_lifetime_ms=lifetime_ms))
 
     def _limit_session(self, token_expires_ms: int | None, now_ms: int) -> int:
-        """Set when the session ends, and return its life as the client is told it; 0 for no end."""
+        """Set when the session ends, and return its lifetime for the client; 0 for no end."""
         limit_ms = self._own_reauth_ms.get(self._mechanism, self._max_reauth_ms)
         lives = [limit_ms] if limit_ms else []
         if token_expires_ms is not None:

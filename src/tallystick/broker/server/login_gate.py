@@ -38,7 +38,7 @@ class LoginGate:
 
         Args:
             failures: shared by the connections of a server: a flood of failed logins is one line a second.
-            close: closes the connection at once, with a text for the log.
+            close: closes the connection immediately, with a text for the log.
         """
         self._rules, self._login, self._failures = rules, rules.make_login(), failures
         self._close, self._host = close, host
@@ -66,7 +66,7 @@ class LoginGate:
         return self._conclude(answer, peer)
 
     def _take(self, frame: memoryview) -> LoginAnswer | None:
-        """Give a request to the login, and count what comes of it."""
+        """Pass a request to the login, and count what comes of it."""
         login, counts = self._login, self._rules.counts
         is_renewal, before = login.success_count > 0, login.success_count
         try:

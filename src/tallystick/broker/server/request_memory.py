@@ -76,7 +76,7 @@ class RequestMemory:
 
     @contextmanager
     def acquired(self, host: str, size: int) -> Iterator[None]:
-        """Take memory for the duration of the block."""
+        """Acquire memory for the duration of the block."""
         self.acquire(host, size)
         try:
             yield
@@ -119,7 +119,7 @@ class RequestMemory:
             turn.end()
 
     def grant_turns(self) -> None:
-        """Let those begin that may."""
+        """Start the waiters that fit."""
         for host in tuple(self._waiting):
             queue = self._waiting[host]
             while queue and queue[0].done():  # its client is gone
@@ -170,7 +170,7 @@ class LargeRequestTurn:
         self._give_back: Callable[[], None] | None = give_back
 
     def end(self) -> None:
-        """Let the next one begin. Calling it again does nothing."""
+        """Start the next one. Calling it again does nothing."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             give_back()

@@ -407,13 +407,13 @@ class ServerConnection(asyncio.BufferedProtocol):
         return int(self._transport.get_write_buffer_size())
 
     def close(self, why: str) -> None:
-        """Log and close at once; unsent answers are lost."""
+        """Log and close immediately; unsent answers are lost."""
         if not self._is_closing:
             _log.warning("%s: closed: %s", self.peer, why)
             self.abort()
 
     def abort(self) -> None:
-        """Close at once, without a log line."""
+        """Close immediately, without a log line."""
         self._is_closing = True
         self._transport.abort()
 
@@ -426,7 +426,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return tasks
 
     def drain(self) -> bool:
-        """Take no further request; return True when every answer has been handed to the kernel."""
+        """Accept no further request; return True when every answer has been handed to the kernel."""
         if self._is_closing:
             return not self._pending  # its client may be gone while a change is under way
         if not self._is_reading_paused:

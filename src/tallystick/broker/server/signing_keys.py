@@ -1,4 +1,4 @@
-"""An identity provider's keys, kept fresh beside the loop: fetched in a thread, one fetch at a time.
+"""An identity provider's keys, kept fresh off the loop: fetched in a thread, one fetch at a time.
 
 A login whose token names an unknown key waits for the next fetch, which its waiting brings forward, and no
 other login waits with it. `KeySet` says when a fetch is due.

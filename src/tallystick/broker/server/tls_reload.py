@@ -1,4 +1,4 @@
-"""The TLS context of a listener, made anew when a file of its keys or certificates has changed.
+"""The TLS context of a listener, rebuilt when a file of its keys or certificates has changed.
 
 A program that renews certificates (cert-manager, Vault, a cron job) writes files and tells no broker. A file
 that cannot be used keeps the context before it in use. New connections get the new context, others keep
@@ -29,7 +29,7 @@ FileState = tuple[str, int, int, int]
 
 
 class ListenerKeys(Value):
-    """What was made of the keys of a listener, and the state of its files before they were read."""
+    """The loaded keys of a listener, and the state of its files before they were read."""
 
     listener: Listener
     files: tuple[FileState, ...]
@@ -37,7 +37,7 @@ class ListenerKeys(Value):
 
 
 class ReloadingContext:
-    """The context in use. `refresh` and `prepare` may run in a thread; `current` is replaced at once."""
+    """The context in use. `refresh` and `prepare` may run in a thread; `current` is replaced atomically."""
 
     def __init__(self, listener: Listener) -> None:
         """Read the files. Raises: BadConfig."""

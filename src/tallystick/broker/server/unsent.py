@@ -1,4 +1,4 @@
-"""Answers that are handed to the transports and that the peers have not taken yet [SRV-2].
+"""Responses in the transports that the peers have not read yet [SRV-2].
 
 A Fetch is answered with less while there is much of it (`visibility.limit_response_bytes`), and a large
 request waits for room. Both rely on peers that read: above `queued.max.response.bytes` the connections that
@@ -24,7 +24,7 @@ class UnsentConnection(Protocol):
         ...
 
     def close(self, why: str) -> None:
-        """Log and close at once; unsent answers are lost."""
+        """Log and close immediately; unsent answers are lost."""
         ...
 
 
@@ -55,7 +55,7 @@ class UnsentAnswers:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: UnsentConnection) -> None:
-        """Note that a connection handed bytes to its transport.
+        """Record that a connection handed bytes to its transport.
 
         Soon they are counted, even if no peer is so slow that its transport says so: many with a little each
         are as much.

@@ -113,7 +113,7 @@ def check_version_downgrade(entries: Iterable[TxnEntry], level: int) -> Reject |
     """Refuse to lower `transaction.version` to `level` where that would lose state.
 
     Below 2 one epoch covers many transactions, so that neither a client apart from its writer nor the token
-    of two-phase commit means anything any more (KIP-939, "Compatibility, Deprecation, and Migration Plan").
+    of two-phase commit still means anything (KIP-939, "Compatibility, Deprecation, and Migration Plan").
     """
     if level >= EPOCH_BUMP_VERSION:
         return None

@@ -1,6 +1,6 @@
 """Public face of the transaction coordinator: its lifecycle, its state, its commands.
 
-Commands are processed in `logic`; lanes, deadlines and lost partitions are in `broker.coordinator.runtime`.
+Commands are processed in `logic`; queues, deadlines and lost partitions are in `broker.coordinator.runtime`.
 """
 
 import asyncio

@@ -50,7 +50,7 @@ class TransactionHistory:
     def note_applied(
         self, records: Iterable[TxnRecord], requester: RequestContext | None, now_ms: Callable[[], int]
     ) -> None:
-        """Note the records of a step that was applied [HIS-1]."""
+        """Record the records of a step that was applied [HIS-1]."""
         for record in records:
             if isinstance(record, EntryStored):
                 self.note(record.entry, requester)
@@ -58,7 +58,7 @@ class TransactionHistory:
                 self.note_removed(record.transactional_id, now_ms())
 
     def note(self, entry: TxnEntry, requester: RequestContext | None) -> None:
-        """Note a state. Cost: 0.3 us."""
+        """Record a state. Cost: 0.3 us."""
         phase = entry.phase
         if isinstance(phase, OngoingPhase):
             state, producer, count = ONGOING, phase.writer, len(phase.partitions)
@@ -97,11 +97,11 @@ class TransactionHistory:
         )
 
     def note_removed(self, transactional_id: TransactionalId, at_ms: int) -> None:
-        """Note that an id has expired; its next client finds that in the history."""
+        """Record that an id has expired; its next client finds that in the history."""
         self._append(transactional_id, RecordedState(DEAD, at_ms, None, None))
 
     def note_recorded(self, transactional_id: TransactionalId, states: Iterable[RecordedState]) -> None:
-        """Note the states that the log has of an id, after those known already: it may be read twice."""
+        """Record the states that the log has of an id, after those known already: it may be read twice."""
         ring = self._rings.get(transactional_id)
         known_ms = ring[-1].at_ms if ring else None
         for state in states:

@@ -152,7 +152,7 @@ class TransactionLogLoader:
                 await self._compare((index,))
 
     async def _note_history(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Note what the last records tell; who asked is not in the log, nor when an id was removed."""
+        """Record what the last records tell; who asked is not in the log, nor when an id was removed."""
         states: dict[TransactionalId, list[RecordedState]] = {}
         for number, (key, value) in enumerate(records):
             try:
@@ -174,7 +174,7 @@ class TransactionLogLoader:
             for entry in self._entries.list_by_partitions((index,)):
                 self._send_markers(entry)
 
-    # ---- LoadingCoordinator: the coordinator as seen by the comparison, while clients are told to wait
+    # ---- LoadingCoordinator: the coordinator as seen by the comparison, while clients wait
 
     def list_entries(self) -> Mapping[TransactionalId, TxnEntry]:
         """Return every entry, as it is now."""

@@ -140,7 +140,10 @@ class TransactionLogic:
     # ---- called by the runtime
 
     def enqueue_or_answer(
-        self, key: TransactionalId, pending: PendingTxnCommand, lane: CommandQueue[TxnCommand, TxnAnswer]
+        self,
+        key: TransactionalId,
+        pending: PendingTxnCommand,
+        command_queue: CommandQueue[TxnCommand, TxnAnswer],
     ) -> None:
         """Answer or queue a command that arrives while a Step is pending [TXN-5]."""
         match find_pending_policy(pending.command):
@@ -149,7 +152,7 @@ class TransactionLogic:
             case PendingPolicy.DECIDE_AT_ONCE:
                 self.runtime.decide_commands(key, (pending,))
             case PendingPolicy.WAIT | PendingPolicy.MERGE:
-                self.runtime.enqueue(lane.waiting, pending)
+                self.runtime.enqueue(command_queue.waiting, pending)
 
     def decide(self, key: TransactionalId, group: Sequence[PendingTxnCommand]) -> PendingWrite | None:
         """Decide; then carry out the Step, or append its records and carry it out when durable [TXN-1]."""
@@ -178,7 +181,7 @@ class TransactionLogic:
     def take_next_commands(
         self, key: TransactionalId, queue: deque[PendingTxnCommand]
     ) -> list[PendingTxnCommand]:
-        """Take one command, or several that differ only in their partitions."""
+        """Handle one command, or several that differ only in their partitions."""
         group: list[PendingTxnCommand] = []
         while queue:
             pending = queue[0]

@@ -106,11 +106,11 @@ class StartComparison(Protocol):
     """
 
     def begin_partition(self, index: int) -> None:
-        """Note that a partition of the log is read from its start; discard what was read of it before."""
+        """Record that a partition of the log is read from its start; discard what was read of it before."""
         ...
 
     async def read_chunk(self, index: int, piece: bytes) -> None:
-        """Take in a piece of a partition of the log: whole batches, all records of an id in order."""
+        """Add a piece of a partition of the log: whole batches, all records of an id in order."""
         ...
 
     async def repair(self, ids: LoadingCoordinator, indexes: Collection[int], *, is_last: bool) -> None:

@@ -64,7 +64,7 @@ SCAN_BYTES: Final = 1024 * 1024
 SCAN_BYTES_MAX: Final = 1024 * SCAN_BYTES
 # About a millisecond of work; in between, the loop serves other requests.
 RECORDS_PER_SLICE: Final = 256
-# For a marker that cannot be written at once: offsets are still being replayed, or the disk is full.
+# For a marker that cannot be written immediately: offsets are still being replayed, or the disk is full.
 MARKER_ATTEMPTS_MAX: Final = 10
 MARKER_RETRY_S: Final = 0.05
 LISTED_IDS_MAX: Final = 10
@@ -128,11 +128,11 @@ class UncleanStartComparison:
         self._watched_keys: set[bytes] = set()  # keys of ids that wrote the open transactions
 
     def begin_partition(self, index: int) -> None:
-        """Note that a partition of the transaction log is read from its start."""
+        """Record that a partition of the transaction log is read from its start."""
         self._decision_logs[index] = DecisionReplay(self._partition_states)
 
     async def read_chunk(self, index: int, chunk: bytes) -> None:
-        """Take in a piece of a partition of the transaction log, all records of an id in order.
+        """Add a piece of a partition of the transaction log, all records of an id in order.
 
         A record that cannot be decoded is left to replay, which needs only the last record of an id.
         """
@@ -358,7 +358,7 @@ class CleanStartComparison:
 
 
 def create_clean_comparison(topics: TopicsImage) -> CleanStartComparison | None:
-    """Note the open transactions of all partitions; None if there are none. Order: before any write to them.
+    """Record the open transactions of all partitions; None without any. Order: before any write to them.
 
     Cost: linear in partitions and open transactions.
     """
@@ -387,7 +387,7 @@ def _iter_open_producers(partition: Partition) -> Iterator[tuple[ProducerId, Pro
 
 
 def create_unclean_comparison(topics: TopicsImage, markers: MarkerWriter) -> UncleanStartComparison:
-    """Note the state of all partitions. Order: before any write to them."""
+    """Record the state of all partitions. Order: before any write to them."""
 
     async def find_outcome(
         name: TopicPartition, marker: ProducerIdAndEpoch, since_ms: TimestampMs

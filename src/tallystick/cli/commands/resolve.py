@@ -50,7 +50,14 @@ _COLUMNS: Final = ("TransactionalId", "Database", "InDoubt", "Finding", "Verdict
 _QUERY_COLUMNS: Final = ("TransactionalId", "Found", "Result", "Offsets")
 _PER_ID_SETTINGS: Final = frozenset({"transactional.id", "transaction.two.phase.commit.enable"})
 _UNRESOLVED: Final = frozenset(
-    {Verdict.COMMIT, Verdict.ABORT, Verdict.COMPARE, Verdict.TEAR, Verdict.LACK, Verdict.HALT}
+    {
+        Verdict.COMMIT,
+        Verdict.ABORT,
+        Verdict.COMPARE,
+        Verdict.TEAR,
+        Verdict.LACK,
+        Verdict.HALT,
+    }
 )
 
 StoreOption = Annotated[
@@ -106,12 +113,12 @@ def resolve_command(
     mode: ModeOption = None,
     schema: Annotated[str | None, typer.Option(help="Database schema of the tables.")] = None,
     allowed: AllowedOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show both halves; change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show both sides; change nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Finish what the writers of a database, or a Spark query, left open.
 
-    Both halves are shown first. Only what is to be committed or aborted is taken over; other writers go on.
+    Both sides are shown first. Only what is to be committed or aborted is taken over; other writers go on.
     """
     at: ClusterTarget = context.obj
     config = add_modes(select_role_settings("producer", at.config), mode or (), prepares=False)
@@ -185,7 +192,11 @@ def _resolve_shown(
 
 def _ask(finished: Collection[RecoveredId], left_count: int) -> str:
     """Return the question: what becomes of how many ids, and of which."""
-    actions = {Verdict.COMMIT: "commit", Verdict.ABORT: "abort", Verdict.COMPARE: "commit or abort"}
+    actions = {
+        Verdict.COMMIT: "commit",
+        Verdict.ABORT: "abort",
+        Verdict.COMPARE: "commit or abort",
+    }
     parts = []
     for verdict, action in actions.items():
         names = [each.transactional_id for each in finished if each.verdict is verdict]
@@ -263,7 +274,7 @@ def _resolve_query(
     )
     _pause_until(shown_ms + STILL_MS)
     if look() != status:
-        text = f"{prefix}: it is not as it was shown any more: the query is alive. Nothing was done"
+        text = f"{prefix}: it has changed since it was shown: the query is alive. Nothing was done"
         return print_error(text, ExitCode.HANGING)
     never_expires = _has_unexpiring(at, [*status.outcomes, *status.undecided_ids])
     client = _select_client_settings(find_modes(config, never_expires=never_expires))

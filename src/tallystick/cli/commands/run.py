@@ -212,9 +212,9 @@ def _report_failure(running: "Running", log: Path) -> bool:
 
 @contextmanager
 def _explain_failure(log: Path) -> Iterator[None]:
-    """Tell in a line what Spark or a database has raised while the pipeline was started or stopped.
+    """Print one line about an error of Spark or a database while the pipeline starts or stops.
 
-    Our own errors are told by `main`, as of every command.
+    `main` prints our own errors, as for every command.
     """
     try:
         yield

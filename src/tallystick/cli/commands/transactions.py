@@ -16,7 +16,7 @@ import typer
 
 from tallystick.admin.model import AbortCause, ForcedOutcome, TransactionDescription
 from tallystick.admin.txn import completion
-from tallystick.admin.txn.hanging import HangingCase, Verdict, compute_idle_ms
+from tallystick.admin.txn.hanging import HangingCase, HangingVerdict, compute_idle_ms
 from tallystick.admin.txn.transactions import AbortPlan, AbortSpec
 from tallystick.cli.cluster_command import (
     ClusterTarget,
@@ -206,7 +206,7 @@ def find_hanging(
     code = report_failures(report.failures)
     if not report.complete and code is ExitCode.DONE:
         code = print_error("coordinators moved during the request: try again", ExitCode.INCOMPLETE)
-    if any(case.verdict in (Verdict.HANGING, Verdict.CONTRADICTION) for case in report.cases):
+    if any(case.verdict in (HangingVerdict.HANGING, HangingVerdict.CONTRADICTION) for case in report.cases):
         code = ExitCode.HANGING
     raise typer.Exit(code)
 

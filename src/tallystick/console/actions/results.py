@@ -11,8 +11,15 @@ from typing import Final
 from tallystick._lazy import MissingLibrary
 from tallystick.client.errors import ClientError
 from tallystick.console.actions.plan import ActionPlan, LookUp
-from tallystick.dualwrite.errors import BadRow, BadStore, Halted, LeaseLost, Torn, UnsafeStore
-from tallystick.dualwrite.errors import Fenced as FencedInDatabase
+from tallystick.dualwrite.errors import (
+    BadStore,
+    CorruptRow,
+    HeuristicMixed,
+    LeaseLost,
+    RecoveryHalted,
+    UnsafeDurability,
+    WriterFenced,
+)
 from tallystick.kernel.errors import Effect, InDoubt, TallystickError
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
@@ -20,18 +27,18 @@ from tallystick.spark.protocol.errors import DecisionBroken, DecisionsLost, Deci
 
 _REFUSALS: Final = (
     BadConfig,
-    BadRow,
+    CorruptRow,
     BadStore,
     DecisionBroken,
     DecisionsLost,
     DecisionsMissing,
-    FencedInDatabase,
-    Halted,
+    WriterFenced,
+    RecoveryHalted,
     LeaseLost,
     MissingLibrary,
     NoDecisionTopic,
-    Torn,
-    UnsafeStore,
+    HeuristicMixed,
+    UnsafeDurability,
 )
 """Errors that end nothing: they are raised before the transaction is decided in Kafka."""
 

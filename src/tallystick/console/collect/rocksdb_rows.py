@@ -14,7 +14,7 @@ from rocksdict import AccessType, Rdict
 
 from tallystick.console.collect.failures import limit_sentences
 from tallystick.console.model.snapshot import PartStatus, StoreFacts, StoreKind
-from tallystick.dualwrite.errors import BadRow, BadStore
+from tallystick.dualwrite.errors import BadStore, CorruptRow
 from tallystick.dualwrite.rules.model import TABLE, StoredState, from_bytes
 from tallystick.dualwrite.stores.by_url import find_rocksdb_folder
 
@@ -38,7 +38,7 @@ class RocksRows:
         for name, data in self._read_family():
             try:
                 rows[name] = from_bytes(name, data)
-            except BadRow as exc:
+            except CorruptRow as exc:
                 failures.append(str(exc))
         return StoreFacts(
             status=PartStatus(failures=limit_sentences(failures)),

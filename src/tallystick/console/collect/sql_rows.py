@@ -20,7 +20,7 @@ from tallystick.console.model.snapshot import (
     StoreFacts,
     StoreKind,
 )
-from tallystick.dualwrite.errors import BadRow, BadStore
+from tallystick.dualwrite.errors import BadStore, CorruptRow
 from tallystick.dualwrite.rules.leases import LeaseList
 from tallystick.dualwrite.rules.model import LEASE_TABLE, TABLE, StoredState, from_columns
 from tallystick.dualwrite.stores.lease_table import LeaseTable, leases_from_rows
@@ -162,7 +162,7 @@ class SqlRows:
                 continue
             try:
                 decoded[name] = values, from_columns(dict(zip(columns, values, strict=True)))
-            except BadRow as exc:
+            except CorruptRow as exc:
                 failures.append(str(exc))
         self._decoded = decoded
         return {name: state for name, (_, state) in decoded.items()}

@@ -8,7 +8,7 @@ from kazoo.exceptions import NoNodeError
 
 from tallystick.console.collect.failures import limit_sentences
 from tallystick.console.model.snapshot import PartStatus, StoreFacts, StoreKind
-from tallystick.dualwrite.errors import BadRow
+from tallystick.dualwrite.errors import CorruptRow
 from tallystick.dualwrite.rules.model import StoredState, from_bytes
 from tallystick.dualwrite.stores.by_url import open_store
 from tallystick.dualwrite.stores.zookeeper import ZooKeeperStore
@@ -44,7 +44,7 @@ class ZooKeeperRows:
                     rows[name] = from_bytes(name, data)
                 except NoNodeError:
                     continue  # deleted since it was listed
-                except BadRow as exc:
+                except CorruptRow as exc:
                     failures.append(str(exc))
         return StoreFacts(
             status=PartStatus(failures=limit_sentences(failures)),

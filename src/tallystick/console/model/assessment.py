@@ -21,8 +21,7 @@ from enum import Enum
 from typing import Final
 
 from tallystick.admin.model import TransactionDescription
-from tallystick.admin.txn.hanging import HangingCase
-from tallystick.admin.txn.hanging import Verdict as HangingVerdict
+from tallystick.admin.txn.hanging import HangingCase, HangingVerdict
 from tallystick.console.model.commands import (
     abort_command,
     complete_command,
@@ -120,10 +119,10 @@ class TransactionViews(Value, kw_only=True):
 
 _BROKEN_TEXTS: Final = {
     Verdict.TEAR: "Its records are missing. Send them again or take the rows back, then recover with "
-    "accept_torn=True.",
+    "accept_mixed=True.",
     Verdict.LACK: "The database lacks a commit: it lost one, an older state of it was restored, or it is not "
     "the database of this id. Write the rows again, or give the service its database; then recover with "
-    "accept_torn=True.",
+    "accept_mixed=True.",
     Verdict.HALT: "Neither commit nor abort would be right. End nothing before it is clear which side lost "
     "something.",
 }

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final, TypeVar
 
 from tallystick.admin.model import OPEN_STATES, TransactionDescription
-from tallystick.admin.txn.hanging import Verdict
+from tallystick.admin.txn.hanging import HangingVerdict
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.console.model.snapshot import (
     NEVER_MS,
@@ -204,9 +204,9 @@ def _compare_transactions(before: TransactionFacts, after: TransactionFacts) -> 
         if present.state != "Ongoing" and (former is None or former.state == "Ongoing"):
             word = "committed" if present.state == "PrepareCommit" else "aborted"
             yield EventKind.DECIDED, name, f"{name} is being {word}."
-    known = {case.transaction.key for case in before.cases if case.verdict is Verdict.HANGING}
+    known = {case.transaction.key for case in before.cases if case.verdict is HangingVerdict.HANGING}
     for case in after.cases:
-        if case.verdict is Verdict.HANGING and case.transaction.key not in known:
+        if case.verdict is HangingVerdict.HANGING and case.transaction.key not in known:
             at = case.transaction
             writer = _format_identity(at.writer)
             text = f"A transaction of {writer} hangs in {at.partition} at {at.start_offset}."

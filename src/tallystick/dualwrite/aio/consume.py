@@ -155,7 +155,7 @@ class AsyncConsumeRecipe(Generic[X]):
         return txn
 
     async def commit(self, polled: PolledBatch) -> None:
-        """Commit rows and offsets. Raises: Fenced if another reader moved a partition; InDoubt."""
+        """Commit rows and offsets. Raises: WriterFenced if another reader moved a partition; InDoubt."""
         txn = require(self._transaction, "a batch was begun")
         self._is_unsynced = True
         try:
@@ -242,7 +242,7 @@ class AsyncConsumerLoop(Generic[X]):
         Args:
             timeout_s: seconds to wait for records; the batch is empty if none arrive.
             most: maximum number of records; `max.poll.records` by default.
-        Raises: DataLoss when records are missing from the log, and again with every batch. Fenced when
+        Raises: DataLoss when records are missing from the log, and again with every batch. WriterFenced when
             another reader has moved a partition, InDoubt when the outcome is unknown; after either, continue
             with the next batch, which begins at the database's offsets.
         """

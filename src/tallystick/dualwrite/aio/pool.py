@@ -10,7 +10,7 @@ from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 from tallystick.dualwrite.aio.leases import AsyncLeaseKeeper
 from tallystick.dualwrite.aio.writer import DualWriter, Transaction, decorate_work
 from tallystick.dualwrite.block.steps import AsyncStepRunner, Wait, Watch
-from tallystick.dualwrite.errors import Halted, NotRecovered, Torn, WriteInDoubt
+from tallystick.dualwrite.errors import HeuristicMixed, NotRecovered, RecoveryHalted, WriteInDoubt
 from tallystick.dualwrite.forks import OwningProcess
 from tallystick.dualwrite.rules.conclusions import name_earlier
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyRule
@@ -104,20 +104,21 @@ class WriterPool(Generic[D]):
             steps=AsyncStepRunner(self._watch),
         )
 
-    async def recover(self, *, accept_torn: bool = False) -> Report:
+    async def recover(self, *, accept_mixed: bool = False) -> Report:
         """Recover every id, including those left by an earlier, larger pool of the same name.
 
         Call it before the first transaction; no transaction may be open. With leases, it takes the ids first;
-        one that is Torn or DatabaseBehind is logged, and another one is taken in its place.
-        Raises: as DualWriter.recover. Torn, LogBehind and ForeignCluster after all other ids are recovered.
+        one that is HeuristicMixed or DatabaseBehind is logged, and another one is taken in its place.
+        Raises: as DualWriter.recover. HeuristicMixed, LogBehind and ForeignCluster after all other ids are
+            recovered.
         """
         self._owning_process.claim_process(f"{self._config['transactional.id']}: this pool")
         if self._leases is not None:
-            recovered = await self._leases.recover(accept_torn=accept_torn)
+            recovered = await self._leases.recover(accept_mixed=accept_mixed)
             self._is_recovered = True
             return Report(tuple(recovered))
         ids: list[RecoveredId] = []
-        contradictions: list[Torn | Halted] = []
+        contradictions: list[HeuristicMixed | RecoveryHalted] = []
         base = self._config["transactional.id"]
         larger = [
             each
@@ -128,8 +129,8 @@ class WriterPool(Generic[D]):
             extra_writers = [await stack.enter_async_context(self._create_writer(each)) for each in larger]
             for writer in (*self._writers, *extra_writers):
                 try:
-                    ids += (await writer.recover(accept_torn=accept_torn)).ids
-                except (Torn, Halted) as exc:
+                    ids += (await writer.recover(accept_mixed=accept_mixed)).ids
+                except (HeuristicMixed, RecoveryHalted) as exc:
                     contradictions.append(exc)
         if contradictions:
             raise combine_errors(contradictions)
@@ -144,8 +145,8 @@ class WriterPool(Generic[D]):
         """Lend a writer to this caller alone, recovering it first if its last outcome is unknown.
 
         If that recovery fails, another free writer is tried, and the next caller tries the first one again.
-        Raises: NoFreeId after `wait_s`. NotRecovered, caused by Torn or Halted if an earlier write has ended
-            so; as DualWriter.recover otherwise, if no other writer is free.
+        Raises: NoFreeId after `wait_s`. NotRecovered, caused by HeuristicMixed or RecoveryHalted if an
+            earlier write has ended so; as DualWriter.recover otherwise, if no other writer is free.
         """
         self._check_recovered()
         limit_s = self._wait_s if wait_s is None else wait_s
@@ -190,7 +191,7 @@ class WriterPool(Generic[D]):
                 if self._leases is not None:
                     self._leases.note_failure(writer, exc)
                 failure = exc
-                if isinstance(exc, Torn | Halted):
+                if isinstance(exc, HeuristicMixed | RecoveryHalted):
                     failure = name_earlier(str(self._config["transactional.id"]), exc)
                     failure.__cause__ = exc
             else:
@@ -255,13 +256,13 @@ class WriterPool(Generic[D]):
         Leased ids are given back; one that cannot be recovered now is left until its lease expires.
         Raises: as DualWriter.close, when all are closed.
         """
-        failures: list[Torn | WriteInDoubt] = []
+        failures: list[HeuristicMixed | WriteInDoubt] = []
         if self._leases is not None:
             failures += await self._leases.close()
         for writer in self._writers:
             try:
                 await writer.close()
-            except (Torn, WriteInDoubt) as exc:
+            except (HeuristicMixed, WriteInDoubt) as exc:
                 failures.append(exc)
         if failures:
             raise combine_errors(failures)
@@ -274,7 +275,7 @@ class WriterPool(Generic[D]):
     ) -> None:
         try:
             await self.close()
-        except (Torn, WriteInDoubt) as exc:
+        except (HeuristicMixed, WriteInDoubt) as exc:
             if value is None:
                 raise
             value.add_note(f"{type(exc).__name__}: {exc}")

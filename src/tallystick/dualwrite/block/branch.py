@@ -16,7 +16,7 @@ _ADMIN_SETTINGS: Final = ROLE_SETTINGS["admin"]
 
 
 class ClusterBranch(Generic[P]):
-    """One cluster's half of a writer: a transactional id, its producer and its row."""
+    """One cluster's side of a writer: a transactional id, its producer and its row."""
 
     def __init__(self, cluster: str, config: Mapping[str, object]) -> None:
         two_phase = {"transaction.two.phase.commit.enable": True} if not _configures_modes(config) else {}
@@ -32,7 +32,7 @@ class ClusterBranch(Generic[P]):
         self.timeout_ms = producer_config.transaction_timeout_ms
         self.cluster_id: str | None = None
         self.row: StoredState | None = None
-        self.last_finished = NOTHING  # last transaction that this writer saw committed in both halves
+        self.last_finished = NOTHING  # last transaction that this writer saw committed on both sides
         self._producer: P | None = None
         self.in_transaction = False
         self.is_decided = False  # the database has committed the open transaction: only a commit may end it
@@ -64,17 +64,17 @@ class ClusterBranch(Generic[P]):
         return require(self.row, "a row before recover()")
 
     def mark_decided(self, row: StoredState) -> None:
-        """Take over the row that the database has committed: Kafka's half can only be committed now."""
+        """Adopt the row that the database has committed: Kafka can only commit now."""
         self.row = row
         self.is_decided = True
 
     def mark_finished(self) -> None:
-        """Note that this writer has seen the transaction of the row committed in both halves."""
+        """Record that this writer has seen the transaction of the row committed on both sides."""
         self.in_transaction = self.is_decided = False
         self.last_finished = self.require_row().state
 
     def row_as_finished(self) -> StoredState:
-        """Return the row, as settled if this writer has itself seen both halves committed."""
+        """Return the row, as settled if this writer has itself seen both sides committed."""
         row = self.require_row()
         return replace(row, settled=True) if row.state == self.last_finished else row
 

@@ -1,7 +1,7 @@
 """The life of a writer: its state, the call that uses it, and the process that it belongs to.
 
-A writer is in one state. After anything that left a half open it is UNSETTLED, and only recovery is legal; it
-discards the producers and creates new ones, so there is one way to recover.
+A writer is in one state. After anything that left a transaction open it is UNSETTLED, and only recovery is
+legal; it discards the producers and creates new ones, so there is one way to recover.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _BUSY: Final = frozenset({WriterState.IN_TRANSACTION, WriterState.RECOVERING})
 
 
 class BlockOutcome:
-    """Whether both halves of a block are committed, as far as known."""
+    """Whether both sides of a block are committed, as far as known."""
 
     def __init__(self) -> None:
         self.value = Outcome.NOT_COMMITTED
@@ -51,7 +51,7 @@ class BlockOutcome:
         self.offsets.clear()
 
     def start_commit(self, states: Mapping[str, PreparedTxnState]) -> None:
-        """Take the outcome for unknown from before COMMIT is sent until its answer is there [DW-3].
+        """Treat the outcome as unknown from before COMMIT is sent until its answer is there [DW-3].
 
         Args:
             states: the transactions that the rows name, by id.
@@ -113,7 +113,7 @@ class WriterLife:
         self._block: object = None
 
     def enter(self, into: WriterState, *allowed: WriterState, block: object) -> None:
-        """Take the writer for the call `block`. Raises: NotRecovered unless its state is an allowed one."""
+        """Reserve the writer for `block`. Raises: NotRecovered unless its state is an allowed one."""
         self.check_process()  # first: after fork() the lock may be held by a thread that does not exist here
         with self._lock:
             if self.state not in allowed:
@@ -147,11 +147,11 @@ class WriterLife:
         return self._owning_process.is_forked_child
 
     def claim_process(self) -> None:
-        """Make this process the writer's. Raises: NotYours in a forked child."""
+        """Make this process the writer's. Raises: ManagedByWriter in a forked child."""
         self._owning_process.claim_process(f"{self.ids_text}: this writer")
 
     def check_process(self) -> None:
-        """Raise NotYours in a forked child of the process that uses this writer."""
+        """Raise ManagedByWriter in a forked child of the process that uses this writer."""
         self._owning_process.check_process(f"{self.ids_text}: this writer")
 
     def explain_state(self) -> str:

@@ -71,7 +71,7 @@ class OffsetsOfBlock:
         if consumer in _in_doubt:
             raise NotRecovered(
                 f"{consumer!r}: whether the offsets before are committed is not known, so none can be sent. "
-                "If recover() has not resumed it, close it and open it anew"
+                "If recover() has not resumed it, close it and open it again"
             )
         entry = OffsetsInFlight(consumer)
         self._entries.append(entry)
@@ -97,7 +97,7 @@ class OffsetsOfBlock:
         for entry in self._entries:
             _log.error(
                 "%r returns no more records: nothing tells whether its offsets were committed. "
-                "Close it and open it anew: it begins at the offsets that the group has committed",
+                "Close it and open it again: it begins at the offsets that the group has committed",
                 entry.consumer,
             )
 

@@ -40,7 +40,7 @@ Watch = StepCallback | WriteObserver
 
 
 Wait = Literal["committed", "decided"]
-"""What a block waits for at its end: both halves, or the database's commit, which decides both."""
+"""What a block waits for at its end: both sides, or the database's commit, which decides both."""
 
 
 def check_wait(wait: Wait) -> Wait:
@@ -73,13 +73,13 @@ class StepWatch:
         watch(number, step, False)
         return lambda: watch(number, step, True)
 
-    def note(self, event: WriteEvent, value: float = 1) -> None:
-        """Tell the observer, if there is one, what is no step."""
+    def emit(self, event: WriteEvent, value: float = 1) -> None:
+        """Report an event to the observer, if there is one."""
         if self._observer is not None:
             self._observer.note(event, value)
 
     def attach(self, source: WriteSource) -> None:
-        """Let the observer, if there is one, read a writer or a pool."""
+        """Allow the observer, if there is one, to read a writer or a pool."""
         if self._observer is not None:
             self._observer.attach(source)
 

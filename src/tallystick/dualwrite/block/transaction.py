@@ -1,4 +1,4 @@
-"""Building blocks of the user's transaction object: the database's half, savepoints and sending.
+"""Building blocks of the user's transaction object: the database transaction, savepoints and sending.
 
 A store's transaction may have its own name for the object the user works with. Those names are exposed here
 with their types, so that `txn.session` of a writer over SqlStore is a Session to a type checker, and an error
@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from tallystick.dualwrite.errors import NotYours
+from tallystick.dualwrite.errors import ManagedByWriter
 from tallystick.dualwrite.forks import OwningProcess, leak_reference
 from tallystick.kernel.check import require
 
@@ -37,7 +37,7 @@ class HasHandle(Protocol[X_co]):
 
 
 class DatabaseHalf(Generic[D_co]):
-    """The database's half of one transaction, until the block ends."""
+    """The database side of one transaction, until the block ends."""
 
     def __init__(self, database: D_co) -> None:
         self._database = database
@@ -46,7 +46,7 @@ class DatabaseHalf(Generic[D_co]):
         self.owning_process.claim_process("this transaction")
 
     def mark_ended(self) -> None:
-        """End the block: any later use of this object raises NotYours."""
+        """End the block: any later use of this object raises ManagedByWriter."""
         self._is_ended = True
 
     @property
@@ -71,13 +71,15 @@ class DatabaseHalf(Generic[D_co]):
         return self.database.handle
 
     def check_process(self) -> None:
-        """Raise NotYours in a forked child of the process that began it."""
+        """Raise ManagedByWriter in a forked child of the process that began it."""
         self.owning_process.check_process("this transaction")
 
     def check_open(self) -> None:
         self.check_process()
         if self._is_ended:
-            raise NotYours("this transaction has ended; begin another with `with writer.transaction()`")
+            raise ManagedByWriter(
+                "this transaction has ended; begin another with `with writer.transaction()`"
+            )
 
 
 class Savepoint:
@@ -110,10 +112,12 @@ def bind_queued(queued: Callable[[], Any]) -> tuple[Callable[..., Any], dict[str
 
 
 def begin_savepoint(database: object) -> Any:
-    """Begin the store's savepoint, a context manager. Raises: NotYours for a store without savepoints."""
+    """Begin the store's savepoint, a context manager. Raises: ManagedByWriter if the store has none."""
     begin = getattr(database, "savepoint", None)
     if begin is None:
-        raise NotYours(f"{type(database).__name__} has no savepoints: what is in its transaction stays in it")
+        raise ManagedByWriter(
+            f"{type(database).__name__} has no savepoints: what is in its transaction stays in it"
+        )
     return begin()
 
 
@@ -165,7 +169,7 @@ def call_work(work: Callable[[X], C], txn: X) -> C:
     if inspect.iscoroutine(result):
         result.close()
         raise TypeError(
-            f"{work!r} is a coroutine function: neither half is committed. Its writer or pool is that of "
+            f"{work!r} is a coroutine function: neither side is committed. Its writer or pool is that of "
             "tallystick.dualwrite.aio"
         )
     return result
@@ -194,7 +198,7 @@ async def flush_rows_async(database: object) -> None:
 
 
 def notify_sent(database: object) -> None:
-    """Notify the database's half of a sent record, which no savepoint rollback can undo."""
+    """Notify the database transaction of a sent record, which no savepoint rollback can undo."""
     notify = getattr(database, "sent", None)
     if notify is not None:
         notify()

@@ -154,7 +154,7 @@ class ConsumeRecipe(Generic[X]):
         return txn
 
     def commit(self, polled: PolledBatch) -> None:
-        """Commit rows and offsets. Raises: Fenced if another reader moved a partition; InDoubt."""
+        """Commit rows and offsets. Raises: WriterFenced if another reader moved a partition; InDoubt."""
         txn = require(self._transaction, "a batch was begun")
         self._is_unsynced = True
         try:
@@ -237,7 +237,7 @@ class ConsumerLoop(Generic[X]):
         Args:
             timeout_s: seconds to wait for records; the batch is empty if none arrive.
             most: maximum number of records; `max.poll.records` by default.
-        Raises: DataLoss when records are missing from the log, and again with every batch. Fenced when
+        Raises: DataLoss when records are missing from the log, and again with every batch. WriterFenced when
             another reader has moved a partition, InDoubt when the outcome is unknown; after either, continue
             with the next batch, which begins at the database's offsets.
         """

@@ -1,16 +1,16 @@
 # Generated from dualwrite/aio/halves.py by tools/async_to_sync.py. Do not edit it:
 # change the source and run `make format`.
-"""Steps on both halves of a block: the store, the producers, and the clusters' administration.
+"""Steps on both sides of a block: the store, the producers, and the clusters' administration.
 
 *Store.* A row's owner is checked under its lock, so that proxies and clusters send the check to the primary
 [DW-9]. A plain SELECT may be answered by a lagging replica (pgpool-II's load balancing, ProxySQL's and
 MaxScale's read/write split, Galera with `wsrep_sync_wait=0`). So the check records the row unchanged, under
 its owner, in a transaction that is then rolled back.
 
-*Kafka.* The database's commit decides both halves [DW-7], so a writer may return from its block before Kafka
+*Kafka.* The database's commit decides both sides [DW-7], so a writer may return from its block before Kafka
 has answered. A commit that was started and not answered is *pending*: the next transaction of the writer, its
 recovery, its close and `wait_committed` wait for it [DW-17]. The answer is never dropped: a success is
-recorded as the end of both halves, a failure is raised where it is awaited. If nothing awaits it, the client
+recorded as the end of both sides, a failure is raised where it is awaited. If nothing awaits it, the client
 has logged it, and the row in the database tells the next recovery of it.
 """
 
@@ -25,7 +25,7 @@ from tallystick.client.errors import ClientError, DecisionExpired, IdExpired, No
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.block.branch import ClusterBranch
 from tallystick.dualwrite.block.steps import StepRunner
-from tallystick.dualwrite.errors import NotCommitted, NotVisible, Outcome, Torn, WriteInDoubt
+from tallystick.dualwrite.errors import HeuristicMixed, NotCommitted, NotVisible, Outcome, WriteInDoubt
 from tallystick.dualwrite.rules import conclusions
 from tallystick.dualwrite.rules.conclusions import describe_error
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
@@ -53,7 +53,7 @@ class KafkaHalf:
     def commit(self) -> None:
         """Commit in every cluster, even if one of them fails.
 
-        Raises: Torn; WriteInDoubt, whose outcome is COMMITTED.
+        Raises: HeuristicMixed; WriteInDoubt, whose outcome is COMMITTED.
         """
         self._finish_all(self._branches, self._commit, is_of_this_block=True)
 
@@ -75,23 +75,25 @@ class KafkaHalf:
         *,
         is_of_this_block: bool = False,
     ) -> None:
-        torn: dict[str, DecisionExpired] = {}
+        expiries: dict[str, DecisionExpired] = {}
         doubts: list[Exception] = []
         states = {branch.id: branch.require_row().state for branch in branches}
         for branch in branches:
             try:
                 finish(branch)
             except DecisionExpired as exc:
-                torn[branch.id] = exc
+                expiries[branch.id] = exc
             except Exception as exc:  # from the client, or from a signal handler
                 if any(at is branch for at, _ in self._pending):  # the wait alone has ended
                     raise
                 doubts.append(exc)
-        if torn:
-            # The client's own text is about Kafka's half alone, where nothing has happened.
-            missing = {each: states[each] for each in torn}
-            text = "; ".join(conclusions.describe_torn(each, state) for each, state in missing.items())
-            raise Torn(text, missing, is_of_this_block=is_of_this_block) from next(iter(torn.values()))
+        if expiries:
+            # The client's own text is about the Kafka transaction alone, where nothing has happened.
+            missing = {each: states[each] for each in expiries}
+            text = "; ".join(conclusions.describe_mixed(each, state) for each, state in missing.items())
+            raise HeuristicMixed(text, missing, is_of_this_block=is_of_this_block) from next(
+                iter(expiries.values())
+            )
         self._raise_doubts(doubts, states)
 
     def _raise_doubts(
@@ -100,7 +102,7 @@ class KafkaHalf:
         states: Mapping[str, PreparedTxnState],
     ) -> None:
         if doubts:
-            text = "the database has committed, and Kafka's half is to be finished by recover(): "
+            text = "the database has committed, and the Kafka transaction is to be finished by recover(): "
             doubt = WriteInDoubt(
                 f"{self._ids_text}: {text}" + "; ".join(map(describe_error, doubts)),
                 {each: state for each, state in states.items() if state},
@@ -125,7 +127,9 @@ class KafkaHalf:
         except Exception:
             raise
         except BaseException as exc:
-            exc.add_note(f"{self._ids_text}: the database has committed: recover() finishes Kafka's half")
+            exc.add_note(
+                f"{self._ids_text}: the database has committed: recover() finishes the Kafka transaction"
+            )
             raise
 
     def _wait_for(self, branch: ClusterBranch[Producer]) -> None:
@@ -183,11 +187,11 @@ class StoreClient(Generic[D]):
             return ()
 
     def check_owner(self, branch: ClusterBranch[Producer]) -> None:
-        """Raise Fenced if another writer has claimed the row: it may have decided the open transaction."""
+        """Raise WriterFenced if another writer has claimed the row and may have decided the transaction."""
         self._steps.run("check owner", branch.id, self._check_owner_locked, branch.require_row())
 
     def record_settled(self, branch: ClusterBranch[Producer], *, settled: bool) -> None:
-        """Record in the row that both halves are finished, or that Kafka's half is about to be.
+        """Record in the row that both sides are finished, or that the Kafka transaction is about to be.
 
         No outcome depends on it: it preserves what InitProducerId erases.
         """
@@ -228,7 +232,7 @@ class StoreClient(Generic[D]):
         return self.transaction is None or self.roll_back(self.transaction)
 
     def roll_back(self, txn: D) -> bool:
-        """Roll back the database's half; return whether it succeeded. A failure is only logged."""
+        """Roll back the database transaction; return whether it succeeded. A failure is only logged."""
         try:
             self._steps.run("roll back", "", txn.rollback)
         except Exception as exc:
@@ -270,7 +274,7 @@ _MARKERS_PENDING: Final = frozenset({"PrepareCommit", "PrepareAbort"})
 
 
 class ClusterViews:
-    """What the clusters show of a writer's ids; it has an administrator of each cluster that was asked."""
+    """The clusters' views of a writer's ids; opens an administrator for each cluster on first use."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.block.branch import ClusterBranch
 from tallystick.dualwrite.block.steps import StepRunner
 from tallystick.dualwrite.blocking.halves import ClusterViews, StoreClient
-from tallystick.dualwrite.errors import Torn, WriteInDoubt
+from tallystick.dualwrite.errors import HeuristicMixed, WriteInDoubt
 from tallystick.dualwrite.rules.idempotency import KeyOutcome, KeyResult, judge_key
 from tallystick.dualwrite.stores.base import StoreTransaction
 from tallystick.kernel.clock import Clock
@@ -23,12 +23,12 @@ from tallystick.kernel.clock import Clock
 D = TypeVar("D", bound=StoreTransaction)
 
 OPEN_MS_MAX: Final = 30_000
-"""Maximum time that a call waits for the writer that is about to commit Kafka's half."""
+"""Maximum time that a call waits for the writer that is about to commit the Kafka transaction."""
 _PAUSES_S: Final = (0.005, 0.01, 0.02, 0.05, 0.1)
 
 
 class KeyCheck(Generic[D]):
-    """Compares both halves of the transactions that are named with a key, which may be of other writers."""
+    """Compares both sides of the transactions that are named with a key, which may be of other writers."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class KeyCheck(Generic[D]):
         self._steps = steps
 
     def check(self, kept: KeyResult) -> None:
-        """Return if Kafka's half is committed, or certainly will be.
+        """Return if the Kafka transaction is committed, or certainly will be.
 
-        Raises: Torn if it is aborted; WriteInDoubt, whose outcome stays unknown here, if it is still open
-            after a wait, or if only a recovery of its id finds out.
+        Raises: HeuristicMixed if it is aborted; WriteInDoubt, whose outcome stays unknown here, if it is
+            still open after a wait, or if only a recovery of its id finds out.
         """
         for transactional_id, state in kept.states.items():
             if any(each.id == transactional_id and each.last_finished == state for each in self._branches):
@@ -61,9 +61,9 @@ class KeyCheck(Generic[D]):
                 f"{kept.key}: it was done before, by {transactional_id!r} in {state}: the rows are committed"
             )
             if outcome is KeyOutcome.ABORTED:
-                raise Torn(
+                raise HeuristicMixed(
                     f"{done}, and the cluster has aborted the records: send them again, or take rows and key "
-                    f"back; then recover {transactional_id!r} with accept_torn=True",
+                    f"back; then recover {transactional_id!r} with accept_mixed=True",
                     {transactional_id: state},
                     is_of_this_block=True,
                 )

@@ -2,7 +2,7 @@
 # change the source and run `make format`.
 """The leases of a pool: which ids it uses, how long it may use them, and the ids of processes that are gone.
 
-A heartbeat renews the leases. What takes longer is upkeep, and runs beside it: taking other ids in place of
+A heartbeat renews the leases. Upkeep takes longer, and runs in parallel: taking other ids in place of
 those that were lost, recovering the ids whose holder has let its lease expire, and closing the writers of
 ids that were lost. `rules.leases` decides; this module asks the database and keeps the writers.
 
@@ -21,10 +21,10 @@ from tallystick.dualwrite.block.steps import StepRunner
 from tallystick.dualwrite.blocking.writer import DualWriter
 from tallystick.dualwrite.errors import (
     DatabaseBehind,
-    Halted,
+    HeuristicMixed,
     LeaseLost,
     NotRecovered,
-    Torn,
+    RecoveryHalted,
     WriteInDoubt,
 )
 from tallystick.dualwrite.forks import OwningProcess
@@ -114,7 +114,7 @@ class LeaseKeeper(Generic[D]):
         self._held: dict[str, LeasedId[D]] = {}
         self.held_ids: Collection[str] = self._held.keys()  # a view
         self._lost_writers: list[DualWriter[D]] = []  # to be closed
-        self._close_failures: list[Torn | WriteInDoubt] = []
+        self._close_failures: list[HeuristicMixed | WriteInDoubt] = []
         self._recovering_ids: set[str] = set()  # of other holders, taken over in order to recover them
         self._attempts = RecoveryAttempts(lease.duration_ms)
         self._lock = threading.Lock()  # around what is looked at and changed without waiting
@@ -128,10 +128,10 @@ class LeaseKeeper(Generic[D]):
 
     # ---- recovery of the pool
 
-    def recover(self, *, accept_torn: bool = False) -> list[RecoveredId]:
+    def recover(self, *, accept_mixed: bool = False) -> list[RecoveredId]:
         """Recover the ids that are held, and take and recover others until there are enough.
 
-        An id whose halves contradict each other is left to people, and another one is taken.
+        An id whose two sides contradict each other is left to an operator, and another one is taken.
         Raises: as DualWriter.recover; what is held by then is recovered by the next call.
         """
         self._owning_process.claim_process(f"{self._base}: this pool")
@@ -143,13 +143,13 @@ class LeaseKeeper(Generic[D]):
         ids: list[RecoveredId] = []
         with self._fill_lock:
             for leased in list(self._held.values()):
-                ids += self._recover_held(leased, accept_torn=accept_torn)
-            ids += self._fill(accept_torn=accept_torn)
+                ids += self._recover_held(leased, accept_mixed=accept_mixed)
+            ids += self._fill(accept_mixed=accept_mixed)
             self._is_filled = True
         return ids
 
-    def _fill(self, *, accept_torn: bool = False) -> list[RecoveredId]:
-        """Take and recover ids until there are enough."""
+    def _fill(self, *, accept_mixed: bool = False) -> list[RecoveredId]:
+        """Acquire and recover ids until there are enough."""
         ids: list[RecoveredId] = []
         while (missing_count := self._size - len(self._held)) > 0 and not self._is_closed:
             leases = self._steps.run("read leases", self._base, self._store.read_leases, self._base)
@@ -158,7 +158,7 @@ class LeaseKeeper(Generic[D]):
                 taken_ms = self._clock.monotonic_ms()
                 if self._take(row, former):
                     leased = self._hold(row.transactional_id, taken_ms)
-                    ids += self._recover_held(leased, accept_torn=accept_torn)
+                    ids += self._recover_held(leased, accept_mixed=accept_mixed)
         return ids
 
     def _select_barred_ids(self) -> frozenset[str]:
@@ -170,7 +170,7 @@ class LeaseKeeper(Generic[D]):
         taking = LeaseTaking(row=taken, former=former, duration_ms=self._lease.duration_ms)
         is_taken = self._steps.run("take lease", row.transactional_id, self._store.take_lease, taking)
         if is_taken:
-            self._steps.note(WriteEvent.LEASE_TAKEN)
+            self._steps.emit(WriteEvent.LEASE_TAKEN)
         return is_taken
 
     def _hold(self, transactional_id: str, taken_ms: int) -> LeasedId[D]:
@@ -180,11 +180,11 @@ class LeaseKeeper(Generic[D]):
             self._held[transactional_id] = leased
         return leased
 
-    def _recover_held(self, leased: LeasedId[D], *, accept_torn: bool) -> list[RecoveredId]:
+    def _recover_held(self, leased: LeasedId[D], *, accept_mixed: bool) -> list[RecoveredId]:
         """Recover an id that is held, and let it be lent; nothing if it was given up."""
         try:
-            report = leased.writer.recover(accept_torn=accept_torn)
-        except (LeaseLost, Torn, DatabaseBehind) as exc:
+            report = leased.writer.recover(accept_mixed=accept_mixed)
+        except (LeaseLost, HeuristicMixed, DatabaseBehind) as exc:
             self.note_failure(leased.writer, exc)
             self._close_writer(leased.writer)
             return []
@@ -193,7 +193,7 @@ class LeaseKeeper(Generic[D]):
         return list(report.ids)
 
     def _set_lendable(self, leased: LeasedId[D]) -> None:
-        """Let an id be lent from now on."""
+        """Allow an id to be lent from now on."""
         if not leased.is_recovered:
             leased.is_recovered = True
             self.take_back(leased.writer)
@@ -237,9 +237,9 @@ class LeaseKeeper(Generic[D]):
             return
         if isinstance(exc, LeaseLost):
             self._give_up(leased.id, str(exc))
-        elif isinstance(exc, Torn | Halted):
+        elif isinstance(exc, HeuristicMixed | RecoveryHalted):
             self._note_unrecovered(leased.id, exc)
-            self._give_up(leased.id, "its halves contradict each other")
+            self._give_up(leased.id, "its sides contradict each other")
 
     def _find(self, writer: DualWriter[D]) -> LeasedId[D] | None:
         return next((each for each in self._held.values() if each.writer is writer), None)
@@ -252,12 +252,12 @@ class LeaseKeeper(Generic[D]):
             _log.warning(
                 "the pool %r gives up %r and takes another id: %s", self._base, transactional_id, reason
             )
-            self._steps.note(WriteEvent.LEASE_LOST)
+            self._steps.emit(WriteEvent.LEASE_LOST)
             self._wake.set()
         return leased
 
     def _note_unrecovered(self, transactional_id: str, exc: Exception) -> None:
-        is_contradiction = isinstance(exc, Torn | Halted)
+        is_contradiction = isinstance(exc, HeuristicMixed | RecoveryHalted)
         now_ms = self._clock.monotonic_ms()
         self._attempts.note_failure(transactional_id, now_ms, is_contradiction=is_contradiction)
         if is_contradiction:
@@ -315,7 +315,7 @@ class LeaseKeeper(Generic[D]):
                     self._set_free(leased.writer)
         return True
 
-    # ---- upkeep, beside the heartbeat
+    # ---- upkeep, in parallel with the heartbeat
 
     def _run_upkeep(self) -> None:
         try:
@@ -332,7 +332,7 @@ class LeaseKeeper(Generic[D]):
                 self._is_upkeep_running = False
 
     def keep_up(self) -> None:
-        """Take ids in place of those that were given up, and recover those whose holder is gone."""
+        """Acquire ids in place of those that were given up, and recover those whose holder is gone."""
         if not self._is_filled:
             return
         with self._fill_lock:
@@ -353,7 +353,7 @@ class LeaseKeeper(Generic[D]):
         _log.info(
             "the lease of %r, held by %s, has expired: it is recovered", row.transactional_id, row.holder_info
         )
-        self._steps.note(WriteEvent.LEASE_EXPIRED)
+        self._steps.emit(WriteEvent.LEASE_EXPIRED)
         with self._lock:
             self._recovering_ids.add(row.transactional_id)
         writer = self._create_writer(LeasedStore(self._store, self._holder), row.transactional_id)
@@ -378,10 +378,10 @@ class LeaseKeeper(Generic[D]):
 
     # ---- the end
 
-    def close(self) -> Sequence[Torn | WriteInDoubt]:
+    def close(self) -> Sequence[HeuristicMixed | WriteInDoubt]:
         """Close the writers, and give back the ids that are finished. A forked child gives nothing back.
 
-        Returns: how Kafka's half has failed in transactions whose blocks had ended before.
+        Returns: how the Kafka transaction has failed in transactions whose blocks had ended before.
         """
         self._is_closed = True
         if self._owning_process.is_forked_child:
@@ -423,7 +423,7 @@ class LeaseKeeper(Generic[D]):
             if giving_back is not GivingBack.EXPIRE:
                 self._release(leased.id)
         except Exception as exc:  # of the database or the cluster: another process recovers the id
-            if isinstance(exc, Torn | WriteInDoubt) and giving_back is not GivingBack.RECOVER:
+            if isinstance(exc, HeuristicMixed | WriteInDoubt) and giving_back is not GivingBack.RECOVER:
                 self._close_failures.append(exc)  # by the close: of the last block, which has not raised it
             _log.warning("%r is left until its lease expires: %s", leased.id, describe_error(exc))
             self._close_writer(leased.writer)

@@ -1,11 +1,12 @@
 # Generated from dualwrite/aio/recovery_recipe.py by tools/async_to_sync.py. Do not edit it:
 # change the source and run `make format`.
-"""The recipe of recovery: bring both halves of every id of a writer to the same outcome.
+"""The recipe of recovery: bring both sides of every id of a writer to the same outcome.
 
 Recovery claims before it reads the row, and reads the row before it asks Kafka [DW-5]; then it describes the
-id before it initialises it. A cluster's half is finished only after every halting verdict has been ruled out,
-and only if the row is still ours once the id is initialised [DW-9]: the claim keeps earlier writers from
-deciding, that check detects later ones, and a writer that claims after the check initialises the id after us.
+id before it initialises it. A cluster's transaction is finished only after every halting verdict has been
+ruled out, and only if the row is still ours once the id is initialised [DW-9]: the claim keeps earlier
+writers from deciding, that check detects later ones, and a writer that claims after the check initialises the
+id after us.
 """
 
 import logging
@@ -21,7 +22,7 @@ from tallystick.dualwrite.block.headers import find_open_headers
 from tallystick.dualwrite.block.life import BlockOutcome
 from tallystick.dualwrite.block.steps import StepRunner
 from tallystick.dualwrite.blocking.halves import ClusterViews, StoreClient
-from tallystick.dualwrite.errors import DatabaseBehind, Halted, Torn
+from tallystick.dualwrite.errors import DatabaseBehind, HeuristicMixed, RecoveryHalted
 from tallystick.dualwrite.rules import conclusions
 from tallystick.dualwrite.rules.model import NOTHING, StoredState
 from tallystick.dualwrite.rules.recovery import (
@@ -42,11 +43,11 @@ E = TypeVar("E", bound=Exception)
 
 _log = logging.getLogger("tallystick.dualwrite")
 
-# Errors for halves that differ for good; an operator repairs them and passes accept_torn.
+# Errors for sides that differ for good; an operator repairs them and passes accept_mixed.
 _CONTRADICTION_ERRORS: Final[
-    Mapping[Finding, Callable[[StoredState, TxnDescription | None], Torn | DatabaseBehind]]
+    Mapping[Finding, Callable[[StoredState, TxnDescription | None], HeuristicMixed | DatabaseBehind]]
 ] = {
-    Finding.FORCED: lambda row, _: conclusions.torn_error(row),
+    Finding.FORCED: lambda row, _: conclusions.heuristic_mixed_error(row),
     Finding.OVERRULED: conclusions.overruled_error,
     Finding.BEHIND: conclusions.database_behind_error,
     Finding.UNKNOWN_HERE: conclusions.unknown_here_error,
@@ -76,42 +77,42 @@ class Recovery(Generic[D]):
         self._outcome = outcome
         self._steps = steps
 
-    def recover(self, *, accept_torn: bool) -> Report:
+    def recover(self, *, accept_mixed: bool) -> Report:
         """Claim every id in the database; describe it; halt where that is right; only then change Kafka."""
         rows_before = {branch.id: branch.row for branch in self._branches}
         try:
-            return self._recover_known(rows_before, accept_torn=accept_torn)
+            return self._recover_known(rows_before, accept_mixed=accept_mixed)
         except BaseException:
             for branch in self._branches:  # the next recovery compares with it too
                 branch.row = rows_before[branch.id] or branch.row
             raise
 
-    def _recover_known(self, rows_before: Mapping[str, StoredState | None], *, accept_torn: bool) -> Report:
+    def _recover_known(self, rows_before: Mapping[str, StoredState | None], *, accept_mixed: bool) -> Report:
         # KIP-939 fences the earlier producer in Kafka only. The claim fences it in the database too, so that
         # no row can come to name the open transaction after it was read.
         for branch in self._branches:
             self._database.claim(branch)
         self._outcome.resolve({branch.id: branch.require_row() for branch in self._branches}, rows_before)
-        halves: list[tuple[ClusterBranch[Producer], ClusterHalf, Finding]] = []
+        sides: list[tuple[ClusterBranch[Producer], ClusterHalf, Finding]] = []
         for branch in self._branches:
             half = self._clusters.describe(branch)
             finding = compare_halves(branch.row_as_finished(), half, rows_before[branch.id])
-            halves.append((branch, half, finding))
+            sides.append((branch, half, finding))
         # One decision counts for all clusters: none is changed while another one contradicts the database.
-        for branch, half, finding in halves:
+        for branch, half, finding in sides:
             conclusions.raise_if_halted(branch.require_row(), half, finding)
         ids: list[RecoveredId] = []
-        differ: list[Torn | DatabaseBehind] = []
-        for branch, half, finding in halves:
+        differ: list[HeuristicMixed | DatabaseBehind] = []
+        for branch, half, finding in sides:
             try:
-                ids.append(self._finish_traced(branch, half, finding, accept_torn=accept_torn))
-            except (Torn, DatabaseBehind) as exc:  # finish the other clusters first
+                ids.append(self._finish_traced(branch, half, finding, accept_mixed=accept_mixed))
+            except (HeuristicMixed, DatabaseBehind) as exc:  # finish the other clusters first
                 differ.append(exc)
         if differ:
             raise conclusions.combine_contradictions(differ)
         return Report(tuple(ids))
 
-    def look(self) -> Report:
+    def inspect(self) -> Report:
         """Report what recovery would find, without claim, InitProducerId or any change. May be outdated."""
         ids = []
         for branch in self._branches:
@@ -123,7 +124,7 @@ class Recovery(Generic[D]):
         return Report(tuple(ids))
 
     def _read_both(self, branch: ClusterBranch[Producer]) -> tuple[StoredState, ClusterHalf]:
-        """Read both halves at one moment: the row is the same before and after the cluster was asked.
+        """Read both sides at one moment: the row is the same before and after the cluster was asked.
 
         Otherwise a writer that works between the two looks like a database that lacks a commit.
         """
@@ -138,23 +139,23 @@ class Recovery(Generic[D]):
         return row, half
 
     def _finish_traced(
-        self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_torn: bool
+        self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_mixed: bool
     ) -> RecoveredId:
         with tracing.trace_finish(branch.id) as trace:
             if tracing.tracer is not None and half.open_transaction is not None:
-                # While it is open: once ended, it cannot be found any more by its id.
+                # While it is open: once ended, it can no longer be found by its id.
                 trace.link_headers(find_open_headers(branch.admin_config, branch.id))
-            line = self._finish_branch(branch, half, finding, accept_torn=accept_torn)
+            line = self._finish_branch(branch, half, finding, accept_mixed=accept_mixed)
             trace.set_finding(finding.name, line.action)
             return line
 
     def _finish_branch(
-        self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_torn: bool
+        self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_mixed: bool
     ) -> RecoveredId:
         row = branch.require_row()
         token = branch.row_as_finished().pending
         if finding in _CONTRADICTION_ERRORS:
-            if not accept_torn:
+            if not accept_mixed:
                 # A writer that claimed the row meanwhile may have committed what seems to be too much.
                 self._database.check_owner(branch)
                 raise self._name_keys(row, _CONTRADICTION_ERRORS[finding](row, half.txn_state))
@@ -176,8 +177,10 @@ class Recovery(Generic[D]):
         self._database.check_owner(branch)
         verdict = VERDICTS[finding, mode]
         if verdict is Verdict.HALT:
-            raise Halted(f"{branch.id}: {finding.value}, and mode {mode.value} rests on what it shows")
-        if producer.in_doubt and not (row.state or row.known or accept_torn):  # it was not described
+            raise RecoveryHalted(
+                f"{branch.id}: {finding.value}, and mode {mode.value} rests on what it shows"
+            )
+        if producer.in_doubt and not (row.state or row.known or accept_mixed):  # it was not described
             raise conclusions.unknown_here_error(row, None)
         if token and producer.in_doubt and producer.in_doubt != token:
             # Its former writer has finished the named one since the description, and begun another. The abort
@@ -187,15 +190,15 @@ class Recovery(Generic[D]):
             # KIP-939: completeTransaction commits if `token` names the transaction in doubt, else aborts.
             completion = self._steps.run("complete", branch.id, producer.complete_transaction, token)
         except DecisionExpired as exc:
-            raise self._name_keys(row, conclusions.torn_error(row)) from exc
+            raise self._name_keys(row, conclusions.heuristic_mixed_error(row)) from exc
         self._database.record_settled(branch, settled=True)
         self._database.record_known(branch)
         branch.last_finished = branch.require_row().state
         return conclusions.report_line(row, half, finding, verdict, conclusions.ACTION_DONE[completion])
 
-    def _name_keys(self, row: StoredState, error: E) -> E | Torn:
-        """Return the error with the idempotency keys that it is about, if it is Torn."""
-        if not isinstance(error, Torn):
+    def _name_keys(self, row: StoredState, error: E) -> E | HeuristicMixed:
+        """Return the error with the idempotency keys that it is about, if it is HeuristicMixed."""
+        if not isinstance(error, HeuristicMixed):
             return error
         return conclusions.add_keys(error, self._database.find_keys(row))
 

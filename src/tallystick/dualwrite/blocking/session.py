@@ -3,14 +3,15 @@
 """The recipe of a dual write.
 
 Normal processing, as in KIP-939: begin the database's transaction, then Kafka's; write the user's rows and
-records; prepare Kafka; record the prepared transaction beside the rows; commit the database; commit Kafka.
+records; prepare Kafka; record the prepared transaction next to the rows; commit the database; commit Kafka.
 The commit of the database is the single moment at which both are decided [DW-7]. Hence:
 
-- A failure before it rolls back both halves.
-- While its outcome is unknown, Kafka's half is left alone and stays prepared: only a claim can determine the
-  outcome, and that is up to recovery [DW-3]. The outcome is known when the step has returned, or has raised
-  NotCommitted. An exception from a signal handler may arrive after COMMIT was answered, and proves nothing.
-- A failure after it leaves one half unfinished, and recovery finishes it.
+- A failure before it rolls back both sides.
+- While its outcome is unknown, the Kafka transaction is left alone and stays prepared: only a claim can
+  determine the outcome, and that is up to recovery [DW-3]. The outcome is known when the step has returned,
+  or has raised NotCommitted. An exception from a signal handler may arrive after COMMIT was answered, and
+  proves nothing.
+- A failure after it leaves one side unfinished, and recovery finishes it.
 """
 
 import logging
@@ -30,12 +31,12 @@ from tallystick.dualwrite.blocking.key_check import KeyCheck
 from tallystick.dualwrite.blocking.recovery_recipe import Recovery
 from tallystick.dualwrite.errors import (
     DualWriteError,
-    Halted,
+    HeuristicMixed,
     NotCommitted,
     NotRecovered,
     Outcome,
-    TooLate,
-    Torn,
+    RecoveryHalted,
+    TransactionTooOld,
     WriteInDoubt,
 )
 from tallystick.dualwrite.forks import leak_reference
@@ -145,8 +146,8 @@ class DualWriteSession(Generic[D]):
         self.life.mark_unsettled()
         self.outcome.apply_to_offsets()
 
-    def recover(self, *, accept_torn: bool = False, block: object = None) -> Report:
-        """Bring both halves of every id to the same outcome."""
+    def recover(self, *, accept_mixed: bool = False, block: object = None) -> Report:
+        """Bring both sides of every id to the same outcome."""
         self.life.enter(
             WriterState.RECOVERING, WriterState.NEW, WriterState.READY, WriterState.UNSETTLED, block=block
         )
@@ -154,29 +155,29 @@ class DualWriteSession(Generic[D]):
             self._database.roll_back_open()
             self._wait_before_recovery()
             self._recovery.drop_producers()
-            report = self._recovery.recover(accept_torn=accept_torn)
+            report = self._recovery.recover(accept_mixed=accept_mixed)
         except BaseException:
             self.life.state = WriterState.UNSETTLED
-            self._steps.note(WriteEvent.RECOVERY_FAILED)
+            self._steps.emit(WriteEvent.RECOVERY_FAILED)
             raise
         self.life.state = WriterState.READY
-        self._steps.note(WriteEvent.RECOVERED)
+        self._steps.emit(WriteEvent.RECOVERED)
         return report
 
-    def look(self) -> Report:
+    def inspect(self) -> Report:
         """Report what recovery would find, without claim, InitProducerId or any change. May be outdated."""
         self.life.claim_process()
-        return self._recovery.look()
+        return self._recovery.inspect()
 
     def begin(self, block: object = None) -> D:
-        """Begin both halves. The caller must call `leave(block)` at the very end."""
+        """Begin both sides. The caller must call `leave(block)` at the very end."""
         self.life.enter(WriterState.IN_TRANSACTION, WriterState.READY, block=block)
         if self._kafka.is_pending:
             self._wait_before_begin()
         self.outcome.start_block()
         try:
             self._renew_producers()
-        except (Torn, Halted) as exc:
+        except (HeuristicMixed, RecoveryHalted) as exc:
             self.life.state = WriterState.UNSETTLED
             raise name_earlier(self.life.ids_text, exc) from exc
         except BaseException:
@@ -196,13 +197,13 @@ class DualWriteSession(Generic[D]):
         return txn
 
     def wait_committed(self, block: object = None) -> None:
-        """Wait for Kafka's half of the last transaction. Raises: as `commit`, after the database's commit."""
+        """Wait for the last Kafka transaction. Raises: as `commit`, after the database's commit."""
         if not self._kafka.is_pending:
             return
         self.life.enter(WriterState.IN_TRANSACTION, WriterState.READY, block=block)
         try:
             self._kafka.wait()
-        except (Torn, WriteInDoubt):
+        except (HeuristicMixed, WriteInDoubt):
             self.life.state = WriterState.UNSETTLED
             raise
         except BaseException:
@@ -215,8 +216,8 @@ class DualWriteSession(Generic[D]):
 
         Where it failed, the transaction is left open, and `_renew_producers` finishes it as a recovery does.
         Its doubt is not raised: it is not that of the block that begins.
-        Raises: NotRecovered if it is torn, or in mode `resume`, where only recover() may look for another
-            writer.
+        Raises: NotRecovered if the outcome is mixed, or in mode `resume`, where only recover() may look for
+            another writer.
         """
         try:
             self._kafka.wait()
@@ -225,7 +226,7 @@ class DualWriteSession(Generic[D]):
             if any(branch.producer.mode is Mode.RESUME for branch in self._branches_by_id):
                 self.life.state = WriterState.UNSETTLED
                 raise NotRecovered(f"{self.life.ids_text}: {self.life.explain_state()}") from exc
-        except Torn as exc:
+        except HeuristicMixed as exc:
             self.life.state = WriterState.UNSETTLED
             raise name_earlier(self.life.ids_text, exc) from exc
         except BaseException:  # nothing was begun, and the answer is still waited for
@@ -233,10 +234,10 @@ class DualWriteSession(Generic[D]):
             raise
 
     def _wait_before_recovery(self) -> None:
-        """Let no commit of this writer run beside its recovery, which finds out how it ended."""
+        """Wait for a pending commit before recovery, so that recovery sees its outcome."""
         try:
             self._kafka.wait()
-        except (Torn, WriteInDoubt) as exc:
+        except (HeuristicMixed, WriteInDoubt) as exc:
             _log.warning("%s", exc)
 
     def _renew_producers(self) -> None:
@@ -253,7 +254,7 @@ class DualWriteSession(Generic[D]):
             self._database.check_owner(branch)
         if any(branch.producer.mode is not Mode.RESUME for branch in stale):
             self._recovery.drop_producers()
-            self._recovery.recover(accept_torn=False)
+            self._recovery.recover(accept_mixed=False)
 
     def check_key(self, kept: KeyResult) -> None:
         """Return if what was committed with a key is committed in Kafka [DW-28]. Raises: as KeyCheck."""
@@ -262,12 +263,13 @@ class DualWriteSession(Generic[D]):
     def commit(
         self, txn: D, *, wait_visible: bool = False, key: IdempotencyKey | None = None, result: str = ""
     ) -> None:
-        """Commit both halves [DW-7].
+        """Commit both sides [DW-7].
 
         Args:
             key: the idempotency key that `result` is stored with.
-        Raises: the failure, if it came before the database's commit; both halves are rolled back. InDoubt
-            when that commit or one in Kafka has an unknown outcome. Torn if the cluster had aborted.
+        Raises: the failure, if it came before the database's commit; both sides are rolled back. InDoubt
+            when that commit or one in Kafka has an unknown outcome. HeuristicMixed if the cluster had
+            aborted.
         """
         if self._leave_if_forked(txn):
             self.life.check_process()
@@ -300,23 +302,23 @@ class DualWriteSession(Generic[D]):
         except Exception as exc:  # lost answer or time limit: it may have committed
             text = f"whether the database committed is not known: {describe_error(exc)}; recover() finds out"
             doubt = self.outcome.create_doubt(f"{self.life.ids_text}: {text}")
-            self._steps.note(WriteEvent.IN_DOUBT)
+            self._steps.emit(WriteEvent.IN_DOUBT)
             self._database.roll_back(txn)
             raise doubt from exc
         except BaseException as exc:
             exc.add_note(
-                f"{self.life.ids_text}: whether both halves are committed is not known: recover() finds out"
+                f"{self.life.ids_text}: whether both sides are committed is not known: recover() finds out"
             )
-            self._steps.note(WriteEvent.IN_DOUBT)
+            self._steps.emit(WriteEvent.IN_DOUBT)
             self._database.roll_back(txn)
             raise
         self._database.transaction = None
         self.outcome.value = Outcome.COMMITTED
-        self._steps.note(WriteEvent.COMMITTED)
+        self._steps.emit(WriteEvent.COMMITTED)
         return None
 
     def _commit_kafka(self, *, wait: bool) -> None:
-        """Commit Kafka's half, or start to. Raises: as KafkaHalf."""
+        """Commit the Kafka transaction, or start to. Raises: as KafkaHalf."""
         try:
             (self._kafka.commit() if wait else self._kafka.start())
         except WriteInDoubt as doubt:
@@ -328,13 +330,13 @@ class DualWriteSession(Generic[D]):
         return {branch.id: row.state for branch, row in rows if row is not branch.require_row() and row.state}
 
     def rollback(self, txn: D, cause: BaseException) -> None:
-        """Roll back both halves because the block raised `cause`."""
+        """Roll back both sides because the block raised `cause`."""
         if self._leave_if_forked(txn):
             return
         self._roll_back_both(txn, lost=may_be_fenced(cause))
 
     def _leave_if_forked(self, txn: D) -> bool:
-        """Return whether this is a forked child; both halves then belong to the parent [DW-11]."""
+        """Return whether this is a forked child; both sides then belong to the parent [DW-11]."""
         if not self.life.is_forked_child:
             return False
         leak_reference(txn)
@@ -346,7 +348,7 @@ class DualWriteSession(Generic[D]):
     def _prepare(self, txn: D, key: IdempotencyKey | None, result: str) -> BranchRows:
         if self.life.state is WriterState.CLOSED:
             raise NotRecovered(
-                f"{self.life.ids_text}: {self.life.explain_state()}; neither half is committed"
+                f"{self.life.ids_text}: {self.life.explain_state()}; neither side is committed"
             )
         rows = []
         for branch in self._branches_by_id:
@@ -364,10 +366,10 @@ class DualWriteSession(Generic[D]):
         return rows
 
     def _check_time(self, row: StoredState) -> None:
-        """Raise TooLate while both halves can still be rolled back [DW-10]."""
+        """Raise TransactionTooOld while both sides can still be rolled back [DW-10]."""
         took_ms = self._factories.clock.monotonic_ms() - self._began_ms
         if row.timeout_ms is not None and took_ms > row.timeout_ms * COMMIT_DEADLINE_SHARE:
-            raise TooLate(row.transactional_id, took_ms, row.timeout_ms)
+            raise TransactionTooOld(row.transactional_id, took_ms, row.timeout_ms)
 
     def _build_row(self, branch: ClusterBranch[Producer], token: PreparedTxnState) -> StoredState:
         """Build the row for `token`; unchanged if nothing was sent, and still recorded as the fence."""
@@ -390,14 +392,14 @@ class DualWriteSession(Generic[D]):
         )
 
     def _roll_back_both(self, txn: D | None, *, lost: bool = False) -> None:
-        """Roll back undecided halves. A half that cannot be reached now is left to recovery.
+        """Roll back undecided sides. A transaction that cannot be reached now is left to recovery.
 
         Args:
             lost: another writer may own the id by now; only a claim takes it back.
         """
         is_closed = self.life.state is WriterState.CLOSED
         self.life.state = WriterState.UNSETTLED
-        self._steps.note(WriteEvent.ROLLED_BACK)
+        self._steps.emit(WriteEvent.ROLLED_BACK)
         is_clean = (txn is None or self._database.roll_back(txn)) and not lost
         is_clean = self._abort_open() and is_clean
         if is_closed:
@@ -426,7 +428,7 @@ class DualWriteSession(Generic[D]):
 
         Returns: False if that failed and nothing else ends the open transaction; it then stays open, and the
             next transaction of this writer, or a recovery, records it first.
-        Raises: Fenced and other DualWriteErrors: another writer must end the transaction.
+        Raises: WriterFenced and other DualWriteErrors: another writer must end the transaction.
         """
         try:
             if branch.row_as_finished().settled:
@@ -445,8 +447,8 @@ class DualWriteSession(Generic[D]):
 
         An abort is skipped if it would hide how the previous transaction ended and that cannot be recorded
         [DW-13]. In a forked child nothing is ended, because everything belongs to the parent.
-        Raises: Torn or WriteInDoubt, with everything closed, if Kafka's half of the last transaction failed
-            after its block had ended.
+        Raises: HeuristicMixed or WriteInDoubt, with everything closed, if the Kafka transaction of the last
+            transaction failed after its block had ended.
         """
         if self.life.is_forked_child:
             leak_reference(self._database)
@@ -458,7 +460,7 @@ class DualWriteSession(Generic[D]):
         failure: Exception | None = None
         try:
             self._kafka.wait()
-        except (Torn, WriteInDoubt) as exc:
+        except (HeuristicMixed, WriteInDoubt) as exc:
             failure = exc
         if not within:  # its locks would outlive this writer
             self._database.roll_back_open()

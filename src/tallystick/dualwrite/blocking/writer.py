@@ -4,7 +4,7 @@
 
 `Attempts` runs one piece of work, each time in a transaction of its own, of which at most one is
 committed: `rules.retries` decides after each failure. With an idempotency key, a transaction begins with the
-key and ends with the result beside it.
+key and ends with the result next to it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tallystick.dualwrite.block.transaction import (
     select_producer,
 )
 from tallystick.dualwrite.blocking.session import DualWriteSession, SessionFactories
-from tallystick.dualwrite.errors import Halted, Torn, WriteInDoubt
+from tallystick.dualwrite.errors import HeuristicMixed, RecoveryHalted, WriteInDoubt
 from tallystick.dualwrite.rules.conclusions import describe_error
 from tallystick.dualwrite.rules.idempotency import (
     IdempotencyKey,
@@ -187,7 +187,7 @@ class Transaction(DatabaseHalf[D]):
         """
         if self._refusal is not None:
             raise AbortRequired(
-                f"the block went on after a refusal: {describe_error(self._refusal)}; neither half is "
+                f"the block went on after a refusal: {describe_error(self._refusal)}; neither side is "
                 "committed. Let the error end the block"
             ) from self._refusal
 
@@ -202,7 +202,7 @@ class Transaction(DatabaseHalf[D]):
         A record that is refused rolls the savepoint back; the whole transaction is then refused if its error
         does not end the block, since other records of the savepoint may have been sent. Inside another
         savepoint, records wait for the end of that one.
-        Raises: NotYours for a store without savepoints.
+        Raises: ManagedByWriter for a store without savepoints.
         """
         part = Savepoint(self.send, self.send_batch)
         with ExitStack() as stack:
@@ -290,8 +290,8 @@ class DualWriter(Generic[D]):
             producer_config: producer settings by Kafka's names, including `transactional.id`.
             clusters: instead of `producer_config`, such settings for several clusters, by names of the
                 caller's choice. Each needs a transactional id of its own.
-            wait: "committed": a block returns when both halves are committed. "decided": it returns when
-                the database has committed, which decides both; Kafka's half is committed beside what
+            wait: "committed": a block returns when both sides are committed. "decided": it returns when
+                the database has committed, which decides both; the Kafka transaction is committed during what
                 follows, and `wait_committed` waits for it.
             watch: an observer that measures, as `ClientMetrics.watch_writes` returns it; or a callback for
                 every step, for tests that kill the process at one.
@@ -308,42 +308,44 @@ class DualWriter(Generic[D]):
         )
         self._steps.attach(self)
 
-    def recover(self, *, accept_torn: bool = False) -> Report:
-        """Bring both halves of this writer's id to the same outcome; required before a transaction.
+    def recover(self, *, accept_mixed: bool = False) -> Report:
+        """Bring both sides of this writer's id to the same outcome; required before a transaction.
 
         Any other writer of the id is fenced, in the database and in Kafka. Idempotent.
 
         Args:
-            accept_torn: continue although the halves differ for good, after a repair by hand: the cluster
+            accept_mixed: continue although the sides differ for good, after a repair by hand: the cluster
                 has aborted a transaction that the database committed, or the database has lost one that
                 the cluster committed.
         Returns: a printable report of what was found and done.
-        Raises: LogBehind or ForeignCluster; nothing was changed in Kafka. Torn, DatabaseBehind, UnsafeStore.
-            Errors of the database and the client; call it again after those.
+        Raises: LogBehind or ForeignCluster; nothing was changed in Kafka. HeuristicMixed, DatabaseBehind,
+            UnsafeDurability. Errors of the database and the client; call it again after those.
         """
         trace = tracing.trace_recovery(self._session.life.ids_text)
         with trace, LeaveOnExit(self._session) as block, block:
-            return self._session.recover(accept_torn=accept_torn, block=block)
+            return self._session.recover(accept_mixed=accept_mixed, block=block)
 
-    def look(self) -> Report:
+    def inspect(self) -> Report:
         """Report what recover() would find and do now, without claiming or changing anything.
 
         The report may be outdated as soon as it is returned.
         """
-        return self._session.look()
+        return self._session.inspect()
 
     @contextmanager
     def transaction(self, *, wait_visible: bool = False) -> Iterator[Transaction[D]]:
-        """Run a dual write: commit both halves when the block ends, neither if it raises.
+        """Run a dual write: commit both sides when the block ends, neither if it raises.
 
         After the block the rows are readable and the records are decided: read_committed consumers see them
-        as soon as the transaction markers are written. With `wait="decided"` a failure of Kafka's half is not
-        raised by its block: the next one finishes that half first, and `wait_committed` or `close` raise it.
+        as soon as the transaction markers are written. With `wait="decided"` a failure of the Kafka
+        transaction is not raised by its block: the next one finishes that transaction first, and
+        `wait_committed` or `close` raise it.
 
         Args:
             wait_visible: also wait for the markers.
         Raises: WriteInDoubt when an outcome is unknown: `recover()` determines it and finishes the write.
-            Fenced when another writer has claimed the id. DatabaseBehind, NotRecovered, Torn, NotVisible.
+            WriterFenced when another writer has claimed the id. DatabaseBehind, NotRecovered, HeuristicMixed,
+            NotVisible.
         """
         session = self._session
         trace = tracing.trace_write(session.life.ids_text, session.outcome)
@@ -377,7 +379,7 @@ class DualWriter(Generic[D]):
     ) -> R:
         """Run `work` in a transaction of its own, never apply it twice, and return its result.
 
-        If the outcome is in doubt, `run` recovers. It repeats `work` only if it is certain that neither half
+        If the outcome is in doubt, `run` recovers. It repeats `work` only if it is certain that neither side
         was committed: after a deadlock or serialization failure, after what Kafka refused for now before the
         decision, and after a doubt with that outcome.
 
@@ -413,7 +415,7 @@ class DualWriter(Generic[D]):
 
             pay("order-7", 350)
 
-        A call returns when both halves are committed; see `run` for what is repeated.
+        A call returns when both sides are committed; see `run` for what is repeated.
 
         Args:
             retry: as `retries` of `run`.
@@ -439,9 +441,9 @@ class DualWriter(Generic[D]):
         return decorate
 
     def wait_committed(self) -> None:
-        """Wait until Kafka's half of the last transaction is committed, which the default `wait` has done.
+        """Wait until the last Kafka transaction is committed; with the default `wait` it is already.
 
-        Raises: WriteInDoubt, whose outcome is COMMITTED: recover() finishes the write. Torn.
+        Raises: WriteInDoubt, whose outcome is COMMITTED: recover() finishes the write. HeuristicMixed.
         """
         with LeaveOnExit(self._session) as block, block:
             self._session.wait_committed(block)
@@ -463,21 +465,21 @@ class DualWriter(Generic[D]):
     def check_key(self, kept: KeyResult) -> None:
         """Return if what was committed with an idempotency key is committed in Kafka, too.
 
-        Raises: Torn; WriteInDoubt.
+        Raises: HeuristicMixed; WriteInDoubt.
         """
         self._session.check_key(kept)
 
-    def owns_doubt(self, exc: BaseException) -> bool:
+    def is_in_doubt(self, exc: BaseException) -> bool:
         """Return whether an error says that the outcome of this writer's last block is in doubt.
 
         The WriteInDoubt of another writer, which the block or a hook of its session has used, does not. After
-        `recover()` it is not known any more.
+        `recover()` the answer is always False.
         """
         return exc is self._session.outcome.doubt
 
-    def note(self, event: WriteEvent, value: float = 1) -> None:
-        """Tell the observer what those who use this writer have done."""
-        self._steps.note(event, value)
+    def emit(self, event: WriteEvent, value: float = 1) -> None:
+        """Report an event of the writer's callers to the observer."""
+        self._steps.emit(event, value)
 
     def close(self) -> None:
         """Close the clients. Idempotent. Transactions in doubt are left to the next recover().
@@ -494,7 +496,7 @@ class DualWriter(Generic[D]):
     ) -> None:
         try:
             self.close()
-        except (Torn, WriteInDoubt) as exc:
+        except (HeuristicMixed, WriteInDoubt) as exc:
             if value is None:
                 raise
             value.add_note(f"{type(exc).__name__}: {exc}")
@@ -542,11 +544,11 @@ class Attempts(Generic[D, R]):
                 _log.info("run %d is not committed, and is repeated: %r", self._run_count, exc)
             else:
                 return self._results[0]
-            self._writer.note(WriteEvent.RETRIED)
+            self._writer.emit(WriteEvent.RETRIED)
             self._pause()
 
     def _run_work(self, txn: Transaction[D]) -> R:
-        """Run the work, unless its key is there [DW-16]. Raises: KeyFound, which rolls both halves back."""
+        """Run the work, unless its key is there [DW-16]. Raises: KeyFound, which rolls both sides back."""
         key = self._key
         if key is None:
             return call_work(self._work, txn)
@@ -566,7 +568,7 @@ class Attempts(Generic[D, R]):
 
     def _conclude(self, failure: Exception) -> NextStep:
         """Decide what follows a failure, and recover if that is needed for it."""
-        is_own_doubt = self._writer.owns_doubt(failure)
+        is_own_doubt = self._writer.is_in_doubt(failure)
         next_step = self._decide(failure, is_own_doubt=is_own_doubt, is_recovered=False)
         if next_step is NextStep.RECOVER:
             recover_after(self._writer, failure)
@@ -593,15 +595,16 @@ class Attempts(Generic[D, R]):
 def recover_after(writer: DualWriter[D], failure: Exception) -> None:
     """Recover a writer after a failure, which may be a doubt that this resolves.
 
-    Raises: Torn, Halted. `failure`, caused by what the recovery raised: its outcome may be known by now.
+    Raises: HeuristicMixed, RecoveryHalted. `failure`, caused by what the recovery raised: its outcome may be
+        known by now.
     """
     try:
         _log.info("%s", writer.recover())
-    except Torn as exc:
+    except HeuristicMixed as exc:
         doubt = failure.states if isinstance(failure, WriteInDoubt) else {}
         exc.is_of_this_block = any(doubt.get(name) == state for name, state in exc.states.items())
         raise
-    except Halted:
+    except RecoveryHalted:
         raise
     except Exception as exc:
         raise failure from exc
@@ -612,7 +615,7 @@ def resolve_doubt(writer: DualWriter[D], doubt: WriteInDoubt) -> None:
 
     Raises: `doubt` if it is not, or is that of another writer; as `recover_after`.
     """
-    if not writer.owns_doubt(doubt):
+    if not writer.is_in_doubt(doubt):
         raise doubt
     recover_after(writer, doubt)
     if decide_next_step(doubt, is_own_doubt=True, is_recovered=True, is_last=True) is not NextStep.RETURN:
@@ -620,7 +623,7 @@ def resolve_doubt(writer: DualWriter[D], doubt: WriteInDoubt) -> None:
 
 
 class WorkRunner(Protocol[D]):
-    """What runs work in transactions: a writer or a pool."""
+    """A runner of work in transactions: a writer or a pool."""
 
     def run(
         self,

@@ -11,15 +11,15 @@
 
     pay.delay("ann", 350)
 
-The task's message is acknowledged after both halves are committed (`acks_late`), and the task's id is the
+The task's message is acknowledged after both sides are committed (`acks_late`), and the task's id is the
 idempotency key. A message that is delivered again, because its worker died or because the broker lost the
 acknowledgement, finds the key, and returns the stored result without paying again.
 
 A task that met an outage of the database or of Kafka is sent again by Celery's own retry, as `max_retries`
 and `default_retry_delay` say. One whose function raises anything else has failed, and is not sent again.
-What the function tells Celery itself (`self.retry()`, `Reject`, `Ignore`) stands, and rolls both halves back.
+What the function tells Celery itself (`self.retry()`, `Reject`, `Ignore`) stands, and rolls both sides back.
 
-Each process of a worker makes its own writers, after the fork, and recovers them beside its start: Celery
+Each process of a worker makes its own writers, after the fork, and recovers them while it starts: Celery
 kills a process that takes longer than seconds to start. Process `number` of a prefork pool is replaced by
 another one of the same number, which finishes what it left. The pools `solo` and `threads` have one process
 of number 0; give a pool of threads a size like its `--concurrency`.
@@ -153,7 +153,7 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def _start_recovery() -> None:
-    """Recover beside the start of the process; tasks wait for it.
+    """Recover while the process starts; tasks wait for it.
 
     Source: Celery, `worker_process_init`: "Handlers attached to this signal must not be blocking for more
     than 4 seconds, or the process will be killed assuming it failed to start."

@@ -7,14 +7,14 @@
         current_part().send("payments", b"...")
         return HttpResponse(status=201)
 
-The outermost block is a dual write of a pool over a DjangoStore: both halves are committed when it ends, and
+The outermost block is a dual write of a pool over a DjangoStore: both sides are committed when it ends, and
 neither if it raises. A block inside it is a savepoint; what is sent in it is held back until it ends, and is
 dropped with its rows if it raises. So a function that opens a block of its own may be called from anywhere.
 
-Callbacks of `transaction.on_commit` run once the database has committed, which decides both halves; never
+Callbacks of `transaction.on_commit` run once the database has committed, which decides both sides; never
 after a rollback. A view that is decorated is exempt from ATOMIC_REQUESTS, whose block would end after this
-one. Inside another `atomic` block of the alias the outermost block raises NotYours: that one would commit
-later, or never.
+one. Inside another `atomic` block of the alias the outermost block raises ManagedByWriter: that one would
+commit later, or never.
 
 Source: Django, `django/db/transaction.py`, `Atomic` and `non_atomic_requests`.
 """
@@ -32,7 +32,7 @@ from django.db import transaction
 from tallystick.dualwrite.block.transaction import Savepoint
 from tallystick.dualwrite.blocking.pool import WriterPool
 from tallystick.dualwrite.blocking.writer import Transaction, resolve_doubt
-from tallystick.dualwrite.errors import NotYours, WriteInDoubt
+from tallystick.dualwrite.errors import ManagedByWriter, WriteInDoubt
 from tallystick.dualwrite.stores.django import DjangoTransaction
 
 A = ParamSpec("A")
@@ -61,10 +61,12 @@ _open_parts = _OpenParts()
 
 
 def current_part(using: str = "default") -> Part:
-    """Return what sends in the innermost block of this thread. Raises: NotYours outside of any."""
+    """Return what sends in the innermost block of this thread. Raises: ManagedByWriter outside of any."""
     parts = _open_parts.of_alias.get(using)
     if not parts:
-        raise NotYours(f"no dual_write_atomic block of {using!r} is open in this thread: nothing was sent")
+        raise ManagedByWriter(
+            f"no dual_write_atomic block of {using!r} is open in this thread: nothing was sent"
+        )
     return parts[-1]
 
 
@@ -114,7 +116,7 @@ class DualWriteBlock:
                 with ExitStack() as stack:
                     txn = stack.enter_context(writer.transaction(wait_visible=self._wait_visible))
                     if txn.database.connection.alias != self._using:
-                        raise NotYours(
+                        raise ManagedByWriter(
                             f"the writers are over {txn.database.connection.alias!r}, and the block is for "
                             f"{self._using!r}: pass using={txn.database.connection.alias!r}"
                         )

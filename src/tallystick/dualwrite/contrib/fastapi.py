@@ -1,4 +1,4 @@
-"""FastAPI: both halves are committed before the answer is sent, and a failure of the commit is the answer.
+"""FastAPI: both sides are committed before the answer is sent, and a failure of the commit is the answer.
 
     writers = WriterPool(store, config, size=8)
     app = FastAPI(lifespan=recover_and_close(writers))
@@ -67,7 +67,7 @@ def transaction_of(writers: Pool) -> Any:
 
     Endpoints that are coroutines need a pool of `tallystick.dualwrite.aio`, others may have either. If the
     outcome of the commit is in doubt, the dependency recovers, so that the answer is the endpoint's if both
-    halves are committed. It is never repeated.
+    sides are committed. It is never repeated.
     """
     open_transaction: Callable[[], Any]
     if isinstance(writers, aio.WriterPool):
@@ -157,7 +157,7 @@ def add_error_answers(app: FastAPI) -> None:
     """Answer 503 where a client may send its request again: an outcome in doubt, or no free id.
 
     The body says whether the request was done. Any other failure of a commit is answered by 500, as all
-    errors of an endpoint are: neither half is committed then.
+    errors of an endpoint are: neither side is committed then.
     """
     app.add_exception_handler(InDoubt, _answer_in_doubt)
     app.add_exception_handler(NoFreeId, _answer_not_done)

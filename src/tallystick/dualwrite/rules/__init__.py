@@ -1,6 +1,6 @@
 """Decisions of the dual-write library, pure: no clock, no threads, no database, no Kafka.
 
-recovery        what became of a transactional id, from both halves, and what to do
+recovery        what became of a transactional id, from both sides, and what to do
 conclusions     the report lines and errors that follow
 leases          who may try to use a leased transactional id
 retries         when work is run again, and after which pause

@@ -3,18 +3,17 @@
 from collections.abc import Sequence
 from typing import Final
 
-from tallystick.client.errors import AbortRequired, BrokerRefused
-from tallystick.client.errors import Fenced as FencedInKafka
+from tallystick.client.errors import AbortRequired, BrokerRefused, Fenced
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode, TxnDescription
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.errors import (
     DatabaseBehind,
-    Fenced,
     ForeignCluster,
+    HeuristicMixed,
     LogBehind,
     NotRecovered,
-    Torn,
+    WriterFenced,
 )
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.model import StoredState
@@ -34,7 +33,7 @@ ACTION_PLANNED: Final = {
     Verdict.ABORT: "abort it in Kafka",
     Verdict.COMPARE: "commit exactly what the database names, abort anything else",
     Verdict.ALLOW: "do nothing",
-    Verdict.TEAR: "raise Torn",
+    Verdict.TEAR: "raise HeuristicMixed",
     Verdict.LACK: "raise DatabaseBehind",
     Verdict.HALT: "halt",
 }
@@ -55,7 +54,7 @@ def report_line(
 
 
 def raise_if_halted(row: StoredState, half: ClusterHalf, finding: Finding) -> None:
-    """Raise Halted for a finding that halts in every mode. Nothing was changed in Kafka."""
+    """Raise RecoveryHalted for a finding that halts in every mode. Nothing was changed in Kafka."""
     if any(VERDICTS[finding, mode] is not Verdict.HALT for mode in Mode):
         return
     cluster_text = (
@@ -69,27 +68,27 @@ def raise_if_halted(row: StoredState, half: ClusterHalf, finding: Finding) -> No
     raise ForeignCluster(text) if finding is Finding.FOREIGN else LogBehind(text)
 
 
-def torn_error(row: StoredState) -> Torn:
+def heuristic_mixed_error(row: StoredState) -> HeuristicMixed:
     """Build the error for a transaction that the database committed and the cluster aborted."""
-    return Torn(describe_torn(row.transactional_id, row.state), {row.transactional_id: row.state})
+    return HeuristicMixed(describe_mixed(row.transactional_id, row.state), {row.transactional_id: row.state})
 
 
-def describe_torn(transactional_id: str, state: PreparedTxnState) -> str:
+def describe_mixed(transactional_id: str, state: PreparedTxnState) -> str:
     return (
         f"{transactional_id}: the database has committed {state}, and the cluster has aborted it: by "
         "transaction.timeout.ms, an operator, or another client of this id. Send its records again or take "
-        "its rows back, then recover(accept_torn=True)"
+        "its rows back, then recover(accept_mixed=True)"
     )
 
 
-def overruled_error(row: StoredState, txn_state: TxnDescription | None) -> Torn:
+def overruled_error(row: StoredState, txn_state: TxnDescription | None) -> HeuristicMixed:
     """Build the error for a committed row whose transaction must be the last one the cluster aborted."""
     shows = "nothing" if txn_state is None else f"{txn_state.state} {txn_state.identity}"
-    return Torn(
+    return HeuristicMixed(
         f"{row.transactional_id}: the database has committed {row.state}, which was never seen finished, and "
         f"the cluster shows {shows}: it was aborted there, by another client of this id or by an operator. "
         "Look whether its records are there; if not, send them again or take its rows back; then "
-        "recover(accept_torn=True)",
+        "recover(accept_mixed=True)",
         {row.transactional_id: row.state},
     )
 
@@ -102,7 +101,7 @@ def database_behind_error(row: StoredState, txn_state: TxnDescription | None) ->
         f"later one was committed; the cluster shows {cluster_text}. The database has lost commits that it "
         "acknowledged (a failover to an asynchronous replica, a restored backup), or the id was used by a "
         "client without a row. Kafka has the records of what was lost. Write those rows again, or make up "
-        "for the records; then recover(accept_torn=True)"
+        "for the records; then recover(accept_mixed=True)"
     )
 
 
@@ -113,31 +112,38 @@ def unknown_here_error(row: StoredState, txn_state: TxnDescription | None) -> Da
         f"{row.transactional_id}: the cluster shows {shows}, and this database has never had the id: is it "
         "the right one? Another database may have committed what is open, and recovers it with its own rows; "
         "nothing was ended in Kafka. Give this writer the database that the id belongs to, or an id of its "
-        "own. Where no other database has written under the id, recover(accept_torn=True) aborts what is open"
+        "own. Where no other database has written under the id, recover(accept_mixed=True) aborts it"
     )
 
 
-def combine_contradictions(errors: Sequence[Torn | DatabaseBehind]) -> Torn | DatabaseBehind:
+def combine_contradictions(
+    errors: Sequence[HeuristicMixed | DatabaseBehind],
+) -> HeuristicMixed | DatabaseBehind:
     """Return one error for what several clusters of a writer contradict."""
     text = "; ".join(map(str, errors))
-    states = {name: state for each in errors if isinstance(each, Torn) for name, state in each.states.items()}
-    return Torn(text, states) if isinstance(errors[0], Torn) else DatabaseBehind(text)
+    states = {
+        name: state
+        for each in errors
+        if isinstance(each, HeuristicMixed)
+        for name, state in each.states.items()
+    }
+    return HeuristicMixed(text, states) if isinstance(errors[0], HeuristicMixed) else DatabaseBehind(text)
 
 
 KEYS_NAMED_MAX: Final = 10
 
 
-def add_keys(error: Torn, keys: Sequence[IdempotencyKey]) -> Torn:
+def add_keys(error: HeuristicMixed, keys: Sequence[IdempotencyKey]) -> HeuristicMixed:
     """Return the error with the idempotency keys that were committed with its transactions."""
     if not keys:
         return error
     more = f" and {len(keys) - KEYS_NAMED_MAX} more" if len(keys) > KEYS_NAMED_MAX else ""
     text = (
         f"{error}. Its idempotency keys: {', '.join(map(str, keys[:KEYS_NAMED_MAX]))}{more}: calls with them "
-        "raise Torn until then, and from then on return the stored result without doing anything; where rows "
-        "are taken back, delete their keys, too"
+        "raise HeuristicMixed until then, and from then on return the stored result without doing anything; "
+        "where rows are taken back, delete their keys, too"
     )
-    return Torn(text, error.states)
+    return HeuristicMixed(text, error.states)
 
 
 def name_earlier(ids_text: str, failure: Exception) -> NotRecovered:
@@ -160,8 +166,8 @@ def may_be_fenced(cause: BaseException) -> bool:
     while isinstance(cause, AbortRequired) and cause.__cause__ is not None:
         cause = cause.__cause__
     if isinstance(cause, BrokerRefused):
-        return isinstance(cause, FencedInKafka) or cause.code == ErrorCode.INVALID_PRODUCER_EPOCH
-    return isinstance(cause, Fenced | AbortRequired | DatabaseBehind)
+        return isinstance(cause, Fenced) or cause.code == ErrorCode.INVALID_PRODUCER_EPOCH
+    return isinstance(cause, WriterFenced | AbortRequired | DatabaseBehind)
 
 
 def describe_error(exc: BaseException) -> str:

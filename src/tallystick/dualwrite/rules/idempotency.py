@@ -1,12 +1,12 @@
 """Idempotency keys: work that is called again under the same key returns its first result. Pure.
 
 The key is a row in the database of the dual write, inserted by the transaction of the work. So it is
-committed with both halves or not at all, and outlives every process. A call that meets the key of another
+committed with both sides or not at all, and outlives every process. A call that meets the key of another
 one waits for the end of that transaction.
 
 Beside the result, the row names the Kafka transactions of the work. Where a cluster ends a transaction by
 itself, the database may have committed what Kafka has aborted, and then the key must not answer for records
-that no one will ever read: a call that finds the key compares both halves first [DW-28].
+that no one will ever read: a call that finds the key compares both sides first [DW-28].
 """
 
 import inspect
@@ -20,7 +20,7 @@ from uuid import UUID
 
 from tallystick.client.errors import NotSupported
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.errors import BadResult, BadRow
+from tallystick.dualwrite.errors import BadResult, CorruptRow
 from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import ClusterHalf, Finding, compare_halves
 from tallystick.kernel.errors import TallystickError
@@ -59,7 +59,7 @@ class IdempotencyKey(Value):
 
 
 class KeyResult(Value):
-    """What is stored with a key: the result as JSON, and the Kafka transactions that belong to the work.
+    """The value stored with a key: the result as JSON, and the Kafka transactions of the work.
 
     states  by transactional id; empty if no record was sent, and in rows of an earlier version
     """
@@ -80,12 +80,12 @@ class KeyResult(Value):
 
     @classmethod
     def parse(cls, key: IdempotencyKey, stored: str) -> "KeyResult":
-        """Parse the result of `format`. JSON text of a result has one line. Raises: BadRow."""
+        """Parse the result of `format`. JSON text of a result has one line. Raises: CorruptRow."""
         text, _, states = stored.partition("\n")
         try:
             named = {str(name): PreparedTxnState(state) for name, state in json.loads(states or "{}").items()}
         except (AttributeError, TallystickError, TypeError, ValueError) as exc:
-            raise BadRow(str(key), f"its transactions: {states[:200]!r}") from exc
+            raise CorruptRow(str(key), f"its transactions: {states[:200]!r}") from exc
         return cls(key, text, named)
 
 
@@ -104,7 +104,7 @@ _KEYS_AT_WORK: Final[ContextVar[tuple[tuple[object, IdempotencyKey], ...]]] = Co
 
 @contextmanager
 def note_key(store: object, key: IdempotencyKey | None) -> Iterator[None]:
-    """Note the key of a call while it runs. Raises: ValueError within a call of the same store and key.
+    """Record the key of a call while it runs. Raises: ValueError within a call of the same store and key.
 
     That call would wait for the end of the transaction that it is in.
     """
@@ -120,7 +120,7 @@ def note_key(store: object, key: IdempotencyKey | None) -> Iterator[None]:
 
 
 class KeyOutcome(Enum):
-    """How Kafka's half of what was committed with a key has ended."""
+    """Outcome of the Kafka transaction that was committed with a key."""
 
     COMMITTED = auto()  # or will be, by the writer of the id or its recovery
     OPEN = auto()  # the database has committed it; Kafka has not, and may abort it
@@ -136,7 +136,7 @@ def judge_key(state: PreparedTxnState, row: StoredState, half: ClusterHalf | Non
 
     Args:
         half: None if the cluster was not asked.
-    Returns: None if the cluster has to be asked.
+    Returns: None if only the cluster knows.
     """
     if row.state != state or row.settled:
         return KeyOutcome.COMMITTED
@@ -158,7 +158,7 @@ _KEY_OUTCOMES: Final = {
 
 
 def check_keys_supported(store: object) -> None:
-    """Raise NotSupported unless the store can keep idempotency keys beside the rows.
+    """Raise NotSupported unless the store can keep idempotency keys next to the rows.
 
     The store of a leased id hands out the transactions of the one that it wraps, which alone matter here.
     """
@@ -183,7 +183,7 @@ def encode_result(key: IdempotencyKey, result: object) -> str:
 
 
 _KEPT_TEXT: Final = (
-    "neither half is committed. It is kept as JSON with the key, for calls with the same key: return None, "
+    "neither side is committed. It is kept as JSON with the key, for calls with the same key: return None, "
     "text, numbers, lists, or dicts with text as keys"
 )
 
@@ -230,11 +230,9 @@ class KeyOfCall:
     """Determines the key of each call of decorated work."""
 
     def __init__(self, rule: KeyRule, scope: str, call: inspect.Signature) -> None:
-        """Take the rule. Raises: ValueError if it names a parameter that the work does not have."""
+        """Check the rule. Raises: ValueError if it names a parameter that the work does not have."""
         if isinstance(rule, str) and rule not in call.parameters:
-            raise ValueError(
-                f"idempotency_key={rule!r}: {scope} has no such parameter beside the transaction"
-            )
+            raise ValueError(f"idempotency_key={rule!r}: {scope} has no such parameter after the transaction")
         self._rule = rule
         self._scope = scope
         self._call = call

@@ -1,7 +1,7 @@
 """Leases of transactional ids: who may try to use an id. Pure: no clock, no threads, no database.
 
 A lease spares processes a name of their own. It protects nothing: a holder that stalls may wake up after its
-lease has expired and been taken over. What protects both halves is the claim of the state row and the epoch
+lease has expired and been taken over. What protects both sides is the claim of the state row and the epoch
 in Kafka, as for any other id. The lease adds one rule [DW-15]: only its holder may claim the id, which is
 checked in the transaction of the claim. Otherwise a holder that wakes up would take back what it has lost,
 and the two would fence each other for ever.
@@ -148,7 +148,7 @@ def find_lost(held_ids: Iterable[str], renewed_ids: Collection[str]) -> list[str
 
 
 class Lending(Enum):
-    """What to do with a writer whose turn it is."""
+    """Action for the writer whose turn it is."""
 
     LEND = auto()
     PARK = auto()
@@ -169,10 +169,10 @@ def judge_lending(usable_until_ms: int | None, now_ms: int) -> Lending:
 
 
 class GivingBack(Enum):
-    """What to do with a lease when its pool is closed."""
+    """Action for a lease when its pool is closed."""
 
     RELEASE = auto()
-    """Both halves of its last transaction are finished."""
+    """Both sides of its last transaction are finished."""
     RECOVER = auto()
     """Recover the id and release it; if that fails, let the lease expire."""
     EXPIRE = auto()
@@ -194,7 +194,7 @@ def judge_giving_back(*, is_ready: bool, is_busy: bool) -> GivingBack:
 
 
 class RecoveryAttempts:
-    """When to try again to recover ids of processes that are gone. Times are of the monotonic clock."""
+    """Schedule of attempts to recover ids of processes that are gone. Times are monotonic."""
 
     def __init__(self, duration_ms: int) -> None:
         """Begin without failures.
@@ -206,13 +206,13 @@ class RecoveryAttempts:
         self._failures: dict[str, tuple[int, int]] = {}  # id -> delay and time of the next attempt
 
     def note_failure(self, transactional_id: str, now_ms: int, *, is_contradiction: bool) -> None:
-        """Note a failure: the next delay is twice as long, or at once the longest if only people can help."""
+        """Record a failure: the next delay doubles, or is the longest if only an operator can help."""
         delay_ms, _ = self._failures.get(transactional_id, (self._duration_ms // 2, 0))
         delay_ms = RETRY_MS_MAX if is_contradiction else min(2 * delay_ms, RETRY_MS_MAX)
         self._failures[transactional_id] = (delay_ms, now_ms + delay_ms)
 
     def forget(self, transactional_id: str) -> None:
-        """Note that an id was recovered."""
+        """Record that an id was recovered."""
         self._failures.pop(transactional_id, None)
 
     def barred_ids(self, now_ms: int) -> frozenset[str]:

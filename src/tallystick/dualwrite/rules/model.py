@@ -3,8 +3,8 @@
 A *claim* writes a new random `owner` into the row and changes nothing else; from then on no commit by a
 writer with an older owner can succeed. A *record*, in the database transaction of the user's own rows, writes
 the name of the Kafka transaction that belongs to them. So the row always names the last Kafka transaction
-whose database half was committed. When recovery has seen that the Kafka half is finished too, it records that
-as `settled`, because initialising an id erases the cluster's record of the past.
+whose database transaction committed. When recovery has seen that the Kafka transaction is finished too, it
+records that as `settled`, because initialising an id erases the cluster's record of the past.
 
 `former_producer_ids` is the row's history. A transactional id gets another producer id when the epochs of one
 are exhausted, and two producer ids alone do not show which came first: brokers allocate them from different
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.errors import BadRow
+from tallystick.dualwrite.errors import CorruptRow
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value, replace
 
@@ -37,7 +37,7 @@ FORMER_MAX: Final = 32
 """Maximum number of former producer ids in a row: a million transactions, at 32,768 epochs each."""
 
 NOTHING: Final = PreparedTxnState()
-# Flags in the column `settled`, beside 0 or 1; a reader that does not know them sees "not settled".
+# Flags in the column `settled`, in addition to 0 or 1; a reader that does not know them sees "not settled".
 _COMPLETING_FLAG: Final = 2
 _NOTES_FLAG: Final = 4
 _ALONE_FLAG: Final = 8
@@ -49,7 +49,7 @@ class StoredState(Value, kw_only=True):
 
     owner                token of the writer that may record; a claim replaces it
     state                the last Kafka transaction that the database committed; empty if there was none yet
-    settled              both halves of `state` are known to be finished
+    settled              both sides of `state` are known to be finished
     completing           a recovery is committing `state` in Kafka, or has done so: InitProducerId assigns a
                          new epoch or producer id, and the commit that the cluster shows later is this one
     notes                the writer records that `state` is settled before it aborts a later transaction
@@ -122,12 +122,12 @@ def to_columns(row: StoredState) -> dict[str, ColumnValue]:
 
 
 def from_columns(columns: Mapping[str, object]) -> StoredState:
-    """Convert the result of `to_columns` back. Raises: BadRow otherwise, including for a newer schema."""
+    """Convert the result of `to_columns` back. Raises: CorruptRow otherwise, including for a newer schema."""
     transactional_id = columns.get("transactional_id")
     try:
         version = _expect_int(columns["schema_version"])
         if version != SCHEMA_VERSION:
-            raise BadRow(
+            raise CorruptRow(
                 str(transactional_id), f"schema version {version}; this library knows {SCHEMA_VERSION}"
             )
         return StoredState(
@@ -147,12 +147,12 @@ def from_columns(columns: Mapping[str, object]) -> StoredState:
             started_at_ms=_expect_optional_int(columns["started_at"]),
             timeout_ms=_expect_optional_int(columns["timeout_ms"]),
         )
-    except BadRow:
+    except CorruptRow:
         raise
     except KeyError as exc:
-        raise BadRow(str(transactional_id), f"column {exc} is missing") from exc
+        raise CorruptRow(str(transactional_id), f"column {exc} is missing") from exc
     except (TallystickError, TypeError, ValueError) as exc:
-        raise BadRow(str(transactional_id), str(exc)) from exc
+        raise CorruptRow(str(transactional_id), str(exc)) from exc
 
 
 def to_bytes(row: StoredState) -> bytes:
@@ -161,16 +161,16 @@ def to_bytes(row: StoredState) -> bytes:
 
 
 def from_bytes(transactional_id: str, data: bytes) -> StoredState:
-    """Parse the result of `to_bytes`. Raises: BadRow, also if it is the row of another id."""
+    """Parse the result of `to_bytes`. Raises: CorruptRow, also if it is the row of another id."""
     try:
         columns = json.loads(data)
     except ValueError as exc:
-        raise BadRow(transactional_id, f"not JSON: {data[:60]!r}") from exc
+        raise CorruptRow(transactional_id, f"not JSON: {data[:60]!r}") from exc
     if not isinstance(columns, dict):
-        raise BadRow(transactional_id, f"not a JSON object: {data[:60]!r}")
+        raise CorruptRow(transactional_id, f"not a JSON object: {data[:60]!r}")
     row = from_columns(columns)
     if row.transactional_id != transactional_id:
-        raise BadRow(transactional_id, f"it is the row of {row.transactional_id!r}")
+        raise CorruptRow(transactional_id, f"it is the row of {row.transactional_id!r}")
     return row
 
 

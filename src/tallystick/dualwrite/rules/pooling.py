@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import Empty, LifoQueue
 from typing import Any, Final, TypeVar
 
-from tallystick.client.errors import BrokerRefused
-from tallystick.client.errors import Fenced as FencedInKafka
-from tallystick.dualwrite.errors import Fenced, NoFreeId
+from tallystick.client.errors import BrokerRefused, Fenced
+from tallystick.dualwrite.errors import NoFreeId, WriterFenced
 from tallystick.dualwrite.rules.model import StoredState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.settings import BadConfig
@@ -92,8 +91,8 @@ def _find_fenced_error(exc: BaseException) -> BaseException | None:
 def _is_fenced_error(exc: BaseException) -> bool:
     """Return whether the id was fenced, in the database or in Kafka, which may notice first."""
     if isinstance(exc, BrokerRefused):
-        return isinstance(exc, FencedInKafka) or exc.code == ErrorCode.INVALID_PRODUCER_EPOCH
-    return isinstance(exc, Fenced)
+        return isinstance(exc, Fenced) or exc.code == ErrorCode.INVALID_PRODUCER_EPOCH
+    return isinstance(exc, WriterFenced)
 
 
 def no_free_id_error(size: int, limit_s: float) -> NoFreeId:
@@ -101,7 +100,7 @@ def no_free_id_error(size: int, limit_s: float) -> NoFreeId:
 
 
 def take_free(free: "LifoQueue[T]", limit_s: float) -> T | None:
-    """Take what became free last, waiting for up to `limit_s`; None if nothing does."""
+    """Acquire the writer that became free last, waiting for up to `limit_s`; None if nothing does."""
     try:
         return free.get(timeout=limit_s) if limit_s > 0 else free.get_nowait()
     except Empty:
@@ -129,9 +128,9 @@ def describe_process() -> str:
 def log_contradiction(transactional_id: str, exc: Exception) -> None:
     """Log an id that only people can settle, with the command that shows it."""
     _log.error(
-        "%r is left as it is, and is not used: %s. Look at both halves with `tallystick transactions resolve "
+        "%r is left as it is, and is not used: %s. Look at both sides with `tallystick transactions resolve "
         "--store URL --transactional-id %s --dry-run`; when they are repaired, a DualWriter of this id "
-        "settles it with recover(accept_torn=True)",
+        "settles it with recover(accept_mixed=True)",
         transactional_id,
         exc,
         transactional_id,

@@ -1,8 +1,8 @@
-"""Decision table of recovery: compares both halves of a transactional id and decides what to do. Pure.
+"""Decision table of recovery: compares both sides of a transactional id and decides what to do. Pure.
 
 The order is part of the rule [DW-5]. First the row is claimed: from then on no earlier writer's database
 commit can succeed, and the row is final. Then the cluster is queried, before the id is initialised there,
-because InitProducerId erases how the last transaction ended. `compare_halves` compares the two halves, and
+because InitProducerId erases how the last transaction ended. `compare_halves` compares the two sides, and
 `VERDICTS` maps the finding to an action. Only then is Kafka changed; a verdict that halts changes nothing.
 
 KIP-939's recovery recipe is the first column of the table: commit the transaction in doubt if the row names
@@ -57,7 +57,7 @@ def to_txn_state(description: TransactionDescription) -> TxnDescription | None:
 
 
 class Finding(Enum):
-    """The relation of the two halves. The value is the text that a report prints."""
+    """The relation of the two sides. The value is the text that a report prints."""
 
     IDLE = "nothing is in doubt"
     UNDECIDED = "it was in doubt, and the database never recorded one"
@@ -77,13 +77,13 @@ class Finding(Enum):
 class Verdict(Enum):
     """The action that recovery takes."""
 
-    NOTHING = auto()  # both halves are finished
+    NOTHING = auto()  # both sides are finished
     COMMIT = auto()  # the open transaction
     ABORT = auto()  # the open transaction
     COMPARE = auto()  # as KIP-939: compare the cluster's answer to InitProducerId with the row
     ALLOW = auto()  # continue, and report that the outcome is not proven
-    TEAR = auto()  # report that the halves differ; continue only with accept_torn
-    LACK = auto()  # report that the database may lack a commit; continue only with accept_torn
+    TEAR = auto()  # report that the sides differ; continue only with accept_mixed
+    LACK = auto()  # report that the database may lack a commit; continue only with accept_mixed
     HALT = auto()  # change nothing: commit and abort would both hide the contradiction
 
 
@@ -113,7 +113,7 @@ VERDICTS: Final = {
 
 
 def compare_halves(row: StoredState, half: ClusterHalf, row_before: StoredState | None = None) -> Finding:
-    """Compare the two halves [DW-6]. Only an exact match is DECIDED.
+    """Compare the two sides [DW-6]. Only an exact match is DECIDED.
 
     Args:
         row_before: the row as this writer last saw it committed; None if it never did.

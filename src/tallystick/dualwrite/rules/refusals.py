@@ -92,7 +92,7 @@ ENDING_STATEMENT_TEXT: Final = (
 )
 ORPHANED_RECORDS_TEXT: Final = (
     "records were sent inside a savepoint that was rolled back, and they would be committed without its "
-    "rows: neither half is committed. Send after the savepoint, or use txn.savepoint(), which keeps records "
+    "rows: neither side is committed. Send after the savepoint, or use txn.savepoint(), which keeps records "
     "back until its end; if one is refused there, let its error end the transaction"
 )
 

@@ -1,12 +1,12 @@
-"""When work is run again, and after which pause. Pure: no clock, no database, no random numbers of its own.
+"""Rules for running work again, and the pauses between runs. Pure: no clock, database or random numbers.
 
-Work is repeated only if it is certain that neither half of its transaction is committed, and if another run
+Work is repeated only if it is certain that nothing of its transaction is committed, and if another run
 may end differently:
 
 - the database refused it because of another transaction: a deadlock, a serialization failure;
 - the connection to the database was lost before COMMIT was sent, such as one that had been idle in a pool;
 - Kafka refused something before the decision, and may not refuse it the next time;
-- it was in doubt, and recovery has found that neither half is committed.
+- it was in doubt, and recovery has found that nothing is committed.
 
 A transaction in doubt is recovered first. If it is committed, its result is that of the run in doubt. If its
 outcome stays unknown, the error is raised, and the work is never repeated [DW-3].
@@ -22,22 +22,22 @@ from tallystick.client.errors import (
     ClientError,
     ConnectionLost,
     DecisionExpired,
+    Fenced,
     TimedOut,
     Unreachable,
 )
-from tallystick.client.errors import Fenced as FencedInKafka
 from tallystick.dualwrite.errors import (
     CommitUnknown,
     DualWriteError,
-    Fenced,
+    HeuristicMixed,
     LeaseLost,
     NoFreeId,
     NotRecovered,
     NotVisible,
     Outcome,
-    TooLate,
-    Torn,
+    TransactionTooOld,
     WriteInDoubt,
+    WriterFenced,
 )
 from tallystick.dualwrite.rules.refusals import is_conflict, is_connection_lost
 from tallystick.kernel.codes import ErrorCode
@@ -52,7 +52,7 @@ KEY_CONFLICTS_MAX: Final = 10
 
 
 class Retry(Value, kw_only=True):
-    """How often work is run, and how long the pauses between the runs are.
+    """Number of runs of the work, and the pauses between them.
 
     The pause before run n + 1 is drawn from 0 up to `backoff_ms * 2 ** (n - 1)`, at most `backoff_max_ms`:
     transactions that met in a deadlock do not meet again.
@@ -111,20 +111,20 @@ def to_retry(retry: Retry | int) -> Retry:
 
 
 class Failure(Enum):
-    """What a failed run means for both halves, as far as its exception tells."""
+    """Outcome of a failed run in the database and in Kafka, as far as its exception tells."""
 
-    CONFLICT = "neither half is committed: the database refused it because of another transaction"
-    LOST_CONNECTION = "neither half is committed: the database's connection was lost before COMMIT was sent"
-    REFUSED_BY_KAFKA = "neither half is committed: Kafka refused it for now, before the decision"
-    NOT_COMMITTED = "neither half is committed: recovery has found that out"
-    COMMITTED = "both halves are committed: recovery has found that out"
+    CONFLICT = "neither side is committed: the database refused it because of another transaction"
+    LOST_CONNECTION = "neither side is committed: the database's connection was lost before COMMIT was sent"
+    REFUSED_BY_KAFKA = "neither side is committed: Kafka refused it for now, before the decision"
+    NOT_COMMITTED = "neither side is committed: recovery has found that out"
+    COMMITTED = "both sides are committed: recovery has found that out"
     IN_DOUBT = "not known: recovery can find out"
     UNKNOWN = "not known, and recovery has not found out"
     OTHER = "another run would end the same, or do again what is committed"
 
 
 class NextStep(Enum):
-    """What follows a failed run."""
+    """Action after a failed run."""
 
     RUN_AGAIN = auto()
     RECOVER = auto()
@@ -148,9 +148,9 @@ _OUTCOMES: Final = {
     Outcome.NOT_COMMITTED: Failure.NOT_COMMITTED,
     Outcome.UNKNOWN: Failure.UNKNOWN,
 }
-# After these a half is committed, or may be, whatever the error was that followed.
-_PERHAPS_COMMITTED: Final = (InDoubt, Torn, NotVisible, CommitUnknown, DecisionExpired)
-_OF_THE_IDS: Final = (Fenced, LeaseLost, NoFreeId, NotRecovered, TooLate)
+# After these one side is committed, or may be, whatever the error was that followed.
+_PERHAPS_COMMITTED: Final = (InDoubt, HeuristicMixed, NotVisible, CommitUnknown, DecisionExpired)
+_OF_THE_IDS: Final = (WriterFenced, LeaseLost, NoFreeId, NotRecovered, TransactionTooOld)
 _NO_ANSWER: Final = (ConnectionLost, TimedOut, Unreachable)
 
 
@@ -170,7 +170,7 @@ def decide_next_step(
 
 
 def classify_failure(failure: BaseException, *, is_own_doubt: bool, is_recovered: bool) -> Failure:
-    """Return what an exception of `transaction()`, or of the work in it, means for both halves."""
+    """Return what an exception of `transaction()`, or of the work in it, means for both sides."""
     if isinstance(failure, WriteInDoubt) and is_own_doubt:
         return _OUTCOMES[failure.outcome()] if is_recovered else Failure.IN_DOUBT
     if any(isinstance(each, _PERHAPS_COMMITTED) for each in _causes(failure)):
@@ -188,7 +188,7 @@ def classify_failure(failure: BaseException, *, is_own_doubt: bool, is_recovered
 def is_outage(failure: BaseException) -> bool:
     """Return whether the database, Kafka or the ids were to blame, and not the work.
 
-    Neither half is committed then, and later the same work may be. It is for callers that can wait for
+    Neither side is committed then, and later the same work may be. It is for callers that can wait for
     minutes, when `decide_next_step` has given up.
     """
     causes = list(_causes(failure))
@@ -198,7 +198,7 @@ def is_outage(failure: BaseException) -> bool:
         return True
     refusal = _find_refusal(failure)
     if refusal is not None:
-        return isinstance(refusal, FencedInKafka) or _is_temporary(refusal)
+        return isinstance(refusal, Fenced) or _is_temporary(refusal)
     return any(_is_operational(each) for each in causes)
 
 

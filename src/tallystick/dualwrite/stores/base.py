@@ -1,14 +1,14 @@
 """Store protocols: the methods that a dual write needs of a database.
 
 The database must fence. A writer that stalled after `prepare` may wake up after another one has recovered its
-id and aborted its Kafka half, and then commit its rows; and a COMMIT whose answer was lost may still be
-running in the server. Therefore:
+id and aborted its Kafka transaction, and then commit its rows; and a COMMIT whose answer was lost may still
+be running in the server. Therefore:
 
 - `claim` replaces the owner of the row in a committed transaction of its own, and waits for any lock on the
   row. When it returns, every transaction of an earlier owner either is committed and in the row it returns,
   or can never be committed [DW-1].
-- `record` writes the row in the user's transaction if the owner is unchanged; otherwise it raises Fenced, and
-  the transaction cannot be committed [DW-2].
+- `record` writes the row in the user's transaction if the owner is unchanged; otherwise it raises
+  WriterFenced, and the transaction cannot be committed [DW-2].
 - `commit` returns when it has committed, and raises NotCommitted when it certainly has not. Any other
   exception leaves the outcome unknown, whether CommitUnknown or one from a signal handler [DW-3].
 - The rows of a transaction and its record belong to one database transaction, or `record` or `commit`
@@ -21,7 +21,7 @@ complete store in fifty lines.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from tallystick.dualwrite.errors import BadRow, DatabaseBehind, Fenced
+from tallystick.dualwrite.errors import CorruptRow, DatabaseBehind, WriterFenced
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyResult
 from tallystick.dualwrite.rules.leases import LeaseList, LeaseTaking
 from tallystick.dualwrite.rules.model import StoredState
@@ -47,15 +47,16 @@ class StoreTransaction(Protocol):
         Args:
             before: the row as the writer last saw it committed. A different `state` in the database shows
                 that it has lost that commit [DW-12].
-        Raises: Fenced if the owner differs or there is no row; DatabaseBehind if the state differs. After
-            either, nothing of this transaction may be committed. NotYours if the user ended the transaction.
+        Raises: WriterFenced if the owner differs or there is no row; DatabaseBehind if the state differs.
+            After either, nothing of this transaction may be committed. ManagedByWriter if the user ended the
+            transaction.
         """
 
     def commit(self) -> None:
         """Commit, durably.
 
-        Raises: NotCommitted if it certainly did not commit, with Fenced or the database's own error as its
-            cause. CommitUnknown if the answer is lost; any other exception means the same.
+        Raises: NotCommitted if it certainly did not commit, with WriterFenced or the database's own error as
+            its cause. CommitUnknown if the answer is lost; any other exception means the same.
         """
 
     def rollback(self) -> None:
@@ -86,12 +87,12 @@ class Store(Protocol[T_co]):
         """Take over the row by committing a new random owner [DW-1]; create the row if there is none.
 
         Returns: the row as it is now; only the owner is new.
-        Raises: BadStore if the table is missing; BadRow if the row cannot be read; the database's own errors.
-            A claim whose answer was lost may be repeated.
+        Raises: BadStore if the table is missing; CorruptRow if the row cannot be read; the database's own
+            errors. A claim whose answer was lost may be repeated.
         """
 
     def begin(self) -> T_co:
-        """Begin a transaction. Raises: UnsafeStore if its commit would not be durable."""
+        """Begin a transaction. Raises: UnsafeDurability if its commit would not be durable."""
 
     def read_state(self, transactional_id: str) -> StoredState | None:
         """Return the committed row without waiting for locks; None if there is none."""
@@ -135,13 +136,13 @@ class LeaseStore(Store[T_co], Protocol[T_co]):
         """Return the leases of a base name, of every one if None, and the database's time."""
 
     def take_lease(self, taking: LeaseTaking) -> bool:
-        """Take a lease if its row is unchanged since it was read, and return whether it was."""
+        """Acquire a lease if its row is unchanged since it was read, and return whether it was."""
 
     def renew_leases(self, ids: Iterable[str], holder: str, duration_ms: int) -> frozenset[str]:
         """Renew those leases of `ids` that are still the holder's, and return the ids that it holds."""
 
     def release_lease(self, transactional_id: str, holder: str) -> None:
-        """Give a lease back if it is still the holder's."""
+        """Return a lease if it is still the holder's."""
 
 
 class AsyncLeaseStore(AsyncStore[A_co], Protocol[A_co]):
@@ -154,7 +155,7 @@ class AsyncLeaseStore(AsyncStore[A_co], Protocol[A_co]):
     async def release_lease(self, transactional_id: str, holder: str) -> None: ...
 
 
-# ---- KIP-939's other recipe: consumed offsets beside the rows derived from them
+# ---- KIP-939's other recipe: consumed offsets next to the rows derived from them
 
 
 class OffsetAdvance(Value, kw_only=True):
@@ -174,7 +175,7 @@ class OffsetTransaction(StoreTransaction, Protocol):
         """Replace each offset of `group` if it is still `before` [DW-4].
 
         That comparison is the fence: when a reader has lost a partition, others have moved its offset.
-        Raises: Fenced, with the partition as its id, if any differs; then nothing may be committed.
+        Raises: WriterFenced, with the partition as its id, if any differs; then nothing may be committed.
         """
 
 
@@ -206,19 +207,19 @@ class AsyncOffsetStore(AsyncStore[AO_co], Protocol[AO_co]):
 def check_record(now: StoredState | None, row: StoredState, before: StoredState | None) -> None:
     """Check that `row` may replace `now`, for stores that compare rows themselves.
 
-    Raises: Fenced; DatabaseBehind.
+    Raises: WriterFenced; DatabaseBehind.
     """
     if now is None or now.owner != row.owner:
-        raise Fenced(row.transactional_id, row.owner, "gone" if now is None else now.owner)
+        raise WriterFenced(row.transactional_id, row.owner, "gone" if now is None else now.owner)
     if before is not None and now.state != before.state:
         raise DatabaseBehind(
             f"{row.transactional_id}: the database has {now.state or 'no transaction'} as the last one, and "
             f"this writer has committed {before.state or 'none'} there: the database has lost commits that "
-            "it acknowledged. Neither half of this transaction is committed; recover() says what to do"
+            "it acknowledged. Nothing of this block is committed; recover() says what to do"
         )
 
 
-# ---- idempotency keys beside the rows; an optional part of a store
+# ---- idempotency keys next to the rows; an optional part of a store
 
 
 class IdempotentTransaction(StoreTransaction, Protocol):
@@ -228,7 +229,8 @@ class IdempotentTransaction(StoreTransaction, Protocol):
         """Insert a key in this transaction, after the end of any other one that has inserted it.
 
         Returns: None if the key is this transaction's; the stored result if the key was there.
-        Raises: BadStore if the table is missing; BadRow; a conflict if the key is there and cannot be seen.
+        Raises: BadStore if the table is missing; CorruptRow; a conflict if the key is there and cannot be
+            seen.
         """
 
     def store_result(self, key: IdempotencyKey, text: str) -> None:
@@ -255,14 +257,14 @@ def check_key_row(key: IdempotencyKey, claim: str, row: Sequence[Any] | None) ->
     Args:
         claim: what this transaction inserts.
         row: the claim and the result that the table has.
-    Raises: BadRow for a key that was committed without a result.
+    Raises: CorruptRow for a key that was committed without a result.
     """
     if row is None:
-        raise BadRow(str(key), "it was forgotten at this moment; neither half is committed")
+        raise CorruptRow(str(key), "it was forgotten at this moment; neither side is committed")
     if row[0] == claim:
         return None
     if row[1] is None:
-        raise BadRow(
+        raise CorruptRow(
             str(key),
             "it was committed before its work had ended, by a COMMIT inside the block: look what is there",
         )

@@ -8,9 +8,10 @@ Fencing: the UPDATE that records compares the owner of the row; a claim replaces
 its own, for which it waits for the row's lock [DW-1], [DW-2].
 
 The block must be the outermost one. Inside another block, of ATOMIC_REQUESTS or of a TestCase, leaving it
-would commit nothing, and the rows would be committed after the Kafka half, or never; so that is refused.
-Callbacks of `transaction.on_commit` run when the database half is committed, all of them as if registered
-with `robust=True`: both halves are decided by then, so an exception in one is logged, and the others run.
+would commit nothing, and the rows would be committed after the Kafka transaction, or never; so that is
+refused. Callbacks of `transaction.on_commit` run when the database transaction is committed, all of them as
+if registered with `robust=True`: both sides are decided by then, so an exception in one is logged, and the
+others run.
 
 The tables are those of SqlStore. Source: Django, `django/db/transaction.py` `Atomic.__exit__`: it exits
 silently, committing nothing, when the connection was closed or marked for rollback.
@@ -27,7 +28,7 @@ from typing import Any, Final
 from django.db import DatabaseError, IntegrityError, ProgrammingError, connections, transaction
 from django.db import OperationalError as DjangoOperationalError
 
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, ManagedByWriter, NotCommitted, WriterFenced
 from tallystick.dualwrite.forks import leak_reference, watch_forks
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.leases import LeaseList, LeaseTaking
@@ -93,7 +94,7 @@ class DjangoTransaction:
     """An outermost `atomic` block of the store's alias. Used by one thread, like Django's connections."""
 
     def __init__(self, store: "DjangoStore") -> None:
-        """Prepare the block without opening it. Raises: NotYours inside another block."""
+        """Prepare the block without opening it. Raises: ManagedByWriter inside another block."""
         self._alias = store.using
         self._store = store
         self._allowed = store.allowed_risks
@@ -119,7 +120,7 @@ class DjangoTransaction:
     def begin(self) -> None:
         """Open the block, mark the transaction, and check that its commit would be durable.
 
-        Raises: UnsafeStore. After that, or an interrupt, call `rollback` to leave the block.
+        Raises: UnsafeDurability. After that, or an interrupt, call `rollback` to leave the block.
         """
         self._atomic.__enter__()
         transaction.on_commit(self._set_committed, using=self._alias)
@@ -145,7 +146,7 @@ class DjangoTransaction:
         """Write the row if its owner is unchanged."""
         self._check_open()
         if self._has_orphaned_records:
-            raise NotYours(ORPHANED_RECORDS_TEXT)
+            raise ManagedByWriter(ORPHANED_RECORDS_TEXT)
         values = to_columns(row)
         transactional_id, owner = values.pop("transactional_id"), values.pop("owner")
         assignments = ", ".join(f"{name} = %s" for name in values)
@@ -160,7 +161,7 @@ class DjangoTransaction:
             cursor.execute(statement, [*values.values(), transactional_id, owner, *compared])
             if cursor.rowcount != 1:
                 check_record(_read_row(cursor, table, row.transactional_id), row, before)
-                raise Fenced(row.transactional_id, row.owner)
+                raise WriterFenced(row.transactional_id, row.owner)
             # A transaction can weaken its durability (SET LOCAL), so check right before the commit.
             _check_durable(self._connection.vendor, cursor, self._allowed)
 
@@ -168,7 +169,8 @@ class DjangoTransaction:
         """Insert an idempotency key, after any other transaction that has inserted it.
 
         Returns: None if the key is this transaction's; the stored result if it was there.
-        Raises: BadStore if the table is missing; BadRow; a conflict, after which this transaction is lost.
+        Raises: BadStore if the table is missing; CorruptRow; a conflict, after which this transaction is
+            lost.
         """
         self._check_open()
         keys = self._store.name_of(KEYS_TABLE)
@@ -202,11 +204,11 @@ class DjangoTransaction:
             )
 
     def _check_mark(self, cursor: Any) -> None:
-        """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
+        """Raise ManagedByWriter if the transaction is not the one that was begun [DW-11]."""
         if self._connection.vendor == "postgresql":
             cursor.execute("SELECT current_setting(%s, true)", [_MARK_SETTING])
             if cursor.fetchone() != (self._mark,):
-                raise NotYours(TRANSACTION_ENDED_TEXT)
+                raise ManagedByWriter(TRANSACTION_ENDED_TEXT)
             return
         try:
             # Release and create it again: a writer of several clusters records several rows.
@@ -214,24 +216,26 @@ class DjangoTransaction:
             cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
         except DatabaseError as exc:
             if "no such savepoint" in str(exc):
-                raise NotYours(TRANSACTION_ENDED_TEXT) from exc
+                raise ManagedByWriter(TRANSACTION_ENDED_TEXT) from exc
             raise
 
     def commit(self) -> None:
         """Leave the block, which commits.
 
-        Raises: NotCommitted, caused by NotYours if the block can only be rolled back, or by the database's
-            refusal. CommitUnknown.
+        Raises: NotCommitted, caused by ManagedByWriter if the block can only be rolled back, or by the
+            database's refusal. CommitUnknown.
         """
         try:
             self._check_open()
-        except NotYours as exc:
+        except ManagedByWriter as exc:
             raise NotCommitted(exc) from exc
         atomic = self._detach_block()
         if self._connection.needs_rollback or self._connection.closed_in_transaction:
-            _exit_block(atomic, NotYours("rollback"))
+            _exit_block(atomic, ManagedByWriter("rollback"))
             raise NotCommitted(
-                NotYours("the block was marked for rollback, or its connection closed; it did not commit")
+                ManagedByWriter(
+                    "the block was marked for rollback, or its connection closed; it did not commit"
+                )
             )
         _make_robust(self._connection)
         try:
@@ -255,7 +259,7 @@ class DjangoTransaction:
         """Leave the block without effect."""
         atomic = self._detach_block()
         if atomic is not None and self._connection.atomic_blocks[-1:] == [atomic]:
-            _exit_block(atomic, NotYours("rollback"))
+            _exit_block(atomic, ManagedByWriter("rollback"))
 
     def abandon(self) -> None:
         """Drop the connection in a forked child, where Django opens another one."""
@@ -271,12 +275,12 @@ class DjangoTransaction:
     def _track_statement(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         """Execute a statement and track savepoints, including those of inner `atomic` blocks.
 
-        Raises: NotYours before a statement that ends the transaction, or is outside of it by now.
+        Raises: ManagedByWriter before a statement that ends the transaction, or is outside of it by now.
         """
         if is_outside_transaction(self._connection.connection):
-            raise NotYours(TRANSACTION_ENDED_TEXT)
+            raise ManagedByWriter(TRANSACTION_ENDED_TEXT)
         if ends_transaction(str(sql), self._connection.vendor):
-            raise NotYours(f"{' '.join(str(sql).split())[:40]!r}: {ENDING_STATEMENT_TEXT}")
+            raise ManagedByWriter(f"{' '.join(str(sql).split())[:40]!r}: {ENDING_STATEMENT_TEXT}")
         result = execute(sql, params, many, context)
         match parse_savepoint(str(sql)):
             case "SAVEPOINT", name:
@@ -288,14 +292,14 @@ class DjangoTransaction:
         return result
 
     def _set_committed(self) -> None:
-        """Note the commit, as the block's first callback: a later exception did not prevent the commit."""
+        """Record the commit, as the block's first callback: a later exception did not prevent the commit."""
         self._committed = True
 
     def _check_open(self) -> None:
         if self._atomic is None:
-            raise NotYours("this transaction has ended")
+            raise ManagedByWriter("this transaction has ended")
         if self._connection.atomic_blocks != [self._atomic]:
-            raise NotYours("an atomic block was opened inside the writer's block and not left")
+            raise ManagedByWriter("an atomic block was opened inside the writer's block and not left")
 
 
 class DjangoStore:
@@ -339,9 +343,9 @@ class DjangoStore:
             del connections[self.using]
 
     def get_connection(self) -> Any:
-        """Return Django's connection of this thread. Raises: NotYours where it is the parent's [DW-11]."""
+        """Return the connection of this thread. Raises: ManagedByWriter if it is the parent's [DW-11]."""
         if self._why_refused:
-            raise NotYours(
+            raise ManagedByWriter(
                 f"process {os.getppid()} {self._why_refused.format(alias=repr(self.using))}, when it forked "
                 "this one: nothing was done here. Before the fork, leave the transaction and close the "
                 f"connection: connections[{self.using!r}].close(), and .close_pool() if it has a pool"
@@ -363,7 +367,7 @@ class DjangoStore:
         """Take over the row, after any open transaction that has recorded it.
 
         Raises:
-            NotYours: inside an atomic block, because a claim commits by itself.
+            ManagedByWriter: inside an atomic block, because a claim commits by itself.
             BadStore: the table is missing.
         """
         return self._claim(transactional_id)
@@ -418,7 +422,7 @@ class DjangoStore:
             return django_leases.read_leases(cursor, connection.vendor, base)
 
     def take_lease(self, taking: LeaseTaking) -> bool:
-        """Take a lease if its row is unchanged since it was read, and return whether it was."""
+        """Acquire a lease if its row is unchanged since it was read, and return whether it was."""
         with self._claiming() as (connection, cursor):
             return django_leases.take_lease(cursor, connection.vendor, taking)
 
@@ -428,7 +432,7 @@ class DjangoStore:
             return django_leases.renew_leases(cursor, connection.vendor, ids, holder, duration_ms)
 
     def release_lease(self, transactional_id: str, holder: str) -> None:
-        """Give a lease back if it is still the holder's."""
+        """Return a lease if it is still the holder's."""
         with self._claiming() as (_, cursor):
             django_leases.release_lease(cursor, transactional_id, holder)
 
@@ -437,7 +441,7 @@ class DjangoStore:
         self.get_connection().close()
 
     def begin(self) -> DjangoTransaction:
-        """Open the block. Raises: NotYours inside another block; UnsafeStore."""
+        """Open the block. Raises: ManagedByWriter inside another block; UnsafeDurability."""
         opened = DjangoTransaction(self)
         try:
             opened.begin()
@@ -513,14 +517,14 @@ def _is_missing_table(exc: Exception) -> bool:
 
 
 def _check_outermost(connection: Any) -> None:
-    """Raise NotYours inside a transaction that the store does not control."""
+    """Raise ManagedByWriter inside a transaction that the store does not control."""
     if connection.in_atomic_block:
-        raise NotYours(
+        raise ManagedByWriter(
             f"{connection.alias!r} is in an atomic block already, and that one commits later, or never. With "
             "ATOMIC_REQUESTS, put @transaction.non_atomic_requests on the view; test with TransactionTestCase"
         )
     if not connection.get_autocommit():
-        raise NotYours(f"the autocommit of {connection.alias!r} is off: whose transaction is open?")
+        raise ManagedByWriter(f"the autocommit of {connection.alias!r} is off: whose transaction is open?")
 
 
 def _limit_lock_wait(connection: Any) -> None:
@@ -531,7 +535,7 @@ def _limit_lock_wait(connection: Any) -> None:
 
 
 def _check_durable(vendor: str, cursor: Any, allowed: AllowedRisks) -> None:
-    """Check that a commit would survive a crash of the database [DW-8]. Raises: UnsafeStore."""
+    """Check that a commit would survive a crash of the database [DW-8]. Raises: UnsafeDurability."""
     if allowed.allows_all:
         return
     if vendor == "postgresql":

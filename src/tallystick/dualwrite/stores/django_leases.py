@@ -40,7 +40,7 @@ def _to_row(transactional_id: str, base: str, number: int, holder: str, *others:
 
 
 def take_lease(cursor: Any, vendor: str, taking: LeaseTaking) -> bool:
-    """Take a lease if its row is unchanged, and return whether it was."""
+    """Acquire a lease if its row is unchanged, and return whether it was."""
     row, former = taking.row, taking.former
     until = f"{NOW_MS_SQL[vendor]} + %s"
     if former is None:
@@ -75,7 +75,7 @@ def renew_leases(
 
 
 def release_lease(cursor: Any, transactional_id: str, holder: str) -> None:
-    """Give a lease back if it is still the holder's."""
+    """Return a lease if it is still the holder's."""
     cursor.execute(
         f"UPDATE {LEASE_TABLE} SET holder = '', holder_info = '', expires_at_ms = 0 "
         "WHERE transactional_id = %s AND holder = %s",

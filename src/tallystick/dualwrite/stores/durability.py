@@ -8,7 +8,7 @@ are still checked. Autocommit of every statement cannot be allowed: it breaks th
 from collections.abc import Collection
 from typing import Final, Literal, TypeAlias, get_args
 
-from tallystick.dualwrite.errors import UnsafeStore
+from tallystick.dualwrite.errors import UnsafeDurability
 from tallystick.kernel.value import Value
 
 DurabilitySetting: TypeAlias = Literal[
@@ -35,9 +35,9 @@ class AllowedRisks(Value):
     def require(
         self, risk: DurabilitySetting, actual: str, *, safe: bool, required: str, label: str = ""
     ) -> None:
-        """Raise UnsafeStore if a setting is neither safe nor allowed."""
+        """Raise UnsafeDurability if a setting is neither safe nor allowed."""
         if not (safe or self.covers(risk)):
-            raise UnsafeStore(label or risk, actual, required, risk)
+            raise UnsafeDurability(label or risk, actual, required, risk)
 
     def covers(self, risk: DurabilitySetting) -> bool:
         return self.allows_all or risk in self.risks
@@ -62,12 +62,12 @@ def parse_allowed(allow: AllowUnsafe) -> AllowedRisks:
 
 
 def check_postgresql(synchronous_commit: str, allowed: AllowedRisks) -> None:
-    """Raise UnsafeStore for `off`; local, remote_write, remote_apply and on flush to the local disk first."""
+    """Raise UnsafeDurability for `off`; every other value flushes to the local disk first."""
     allowed.require("synchronous_commit", synchronous_commit, safe=synchronous_commit != "off", required="on")
 
 
 def check_sqlite(synchronous: str, journal: str, allowed: AllowedRisks) -> None:
-    """Raise UnsafeStore for unsafe values of `PRAGMA synchronous` and `PRAGMA journal_mode`."""
+    """Raise UnsafeDurability for unsafe values of `PRAGMA synchronous` and `PRAGMA journal_mode`."""
     full, on_disk = synchronous in ("2", "3"), journal not in ("off", "memory")
     required = "FULL (2) or EXTRA (3)"
     allowed.require("synchronous", synchronous, safe=full, required=required, label="PRAGMA synchronous")

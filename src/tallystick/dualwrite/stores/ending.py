@@ -1,7 +1,7 @@
-"""What ends the transaction of a block behind the writer's back: by a statement's words, and by the driver.
+"""Detection of statements and driver calls that end a block's transaction without the writer.
 
 Words are refused before they are sent. They do not show what a procedure does; some drivers know without a
-round trip that they are in no transaction any more.
+round trip that they are no longer in a transaction.
 """
 
 import re
@@ -24,7 +24,7 @@ _MYSQL_AUTOCOMMIT: Final = re.compile(r"\bAUTOCOMMIT\b`?\s*:?=(?!\s*(?:0|OFF|FAL
 
 _ENDS: Final = frozenset(("COMMIT", "END", "ROLLBACK", "ABORT"))
 _FIRST_WORD: Final = re.compile(r"\s*([A-Za-z]+)\b")
-# Statements that may begin with these are judged at once, unless there is another one behind them.
+# Statements that may begin with these are judged immediately, unless there is another one behind them.
 _PLAIN: Final = frozenset(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH", "SAVEPOINT", "RELEASE"))
 
 # One part of a text: what is quoted, a comment or its beginning, the end of a statement, or something else.

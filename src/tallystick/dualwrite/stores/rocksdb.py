@@ -22,9 +22,9 @@ from tallystick.dualwrite.errors import (
     BadStore,
     CommitUnknown,
     DatabaseBehind,
-    Fenced,
+    ManagedByWriter,
     NotCommitted,
-    NotYours,
+    WriterFenced,
 )
 from tallystick.dualwrite.forks import OwningProcess, leak_reference, watch_forks
 from tallystick.dualwrite.rules.model import TABLE, StoredState, from_bytes, to_bytes
@@ -72,7 +72,7 @@ class RocksTransaction:
         """Write the batch, synced. Raises: NotCommitted, CommitUnknown."""
         try:
             self._check_open()
-        except NotYours as exc:
+        except ManagedByWriter as exc:
             raise NotCommitted(exc) from exc
         self._ended = True
         self._store.write(self.batch, self._rows)
@@ -83,11 +83,11 @@ class RocksTransaction:
 
     def _check_open(self) -> None:
         if self._ended:
-            raise NotYours("this transaction has ended")
+            raise ManagedByWriter("this transaction has ended")
         try:
             self.batch.len()
         except Exception as exc:  # rocksdict has no exception class for a batch that was already written
-            raise NotYours("the batch was written already; leave that to the writer") from exc
+            raise ManagedByWriter("the batch was written already; leave that to the writer") from exc
 
 
 class RocksStore:
@@ -116,7 +116,7 @@ class RocksStore:
         leak_reference(self._family)
 
     def check_process(self) -> None:
-        """Raise NotYours in a fork of the process that opened the database [DW-11]."""
+        """Raise ManagedByWriter in a fork of the process that opened the database [DW-11]."""
         self._owning_process.check_process(f"the RocksDB database {self.database.path()}", _OPEN_AFTER_FORK)
 
     def create(self) -> None:
@@ -169,7 +169,7 @@ class RocksStore:
             _log.warning("%s: the column family could not be closed: %s", self.database.path(), exc)
 
     def check(self, row: StoredState, before: StoredState | None) -> None:
-        """Raise Fenced if the row has another owner or is gone, DatabaseBehind if its state differs."""
+        """Raise WriterFenced if the row has another owner or is gone, DatabaseBehind if its state differs."""
         check_record(self.read_state(row.transactional_id), row, before)
 
     def write(self, batch: WriteBatch, rows: Iterable[tuple[StoredState, StoredState | None]]) -> None:
@@ -180,7 +180,7 @@ class RocksStore:
                 for row, before in rows:
                     self.check(row, before)
                     self._put_row(batch, row)
-            except (Fenced, DatabaseBehind) as exc:
+            except (WriterFenced, DatabaseBehind) as exc:
                 raise NotCommitted(exc) from exc
             self._write_batch(batch)
 

@@ -21,9 +21,9 @@ from sqlalchemy.orm import Session
 from tallystick.dualwrite.errors import (
     BadStore,
     CommitUnknown,
-    Fenced,
+    ManagedByWriter,
     NotCommitted,
-    NotYours,
+    WriterFenced,
 )
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.leases import LeaseList, LeaseTaking
@@ -151,7 +151,7 @@ class AsyncSqlTransaction:
             try:
                 result = await self._connection.execute(statement, execution_options=options)
             except IntegrityError as exc:
-                raise Fenced(f"{group} {at}", str(moved[at].before)) from exc
+                raise WriterFenced(f"{group} {at}", str(moved[at].before)) from exc
             if dialect == "postgresql":
                 marks = result.scalars().all()
                 if any(mark != self._mark for mark in marks):
@@ -160,13 +160,14 @@ class AsyncSqlTransaction:
             else:
                 count = cast(CursorResult[Any], result).rowcount
             if count != 1:
-                raise Fenced(f"{group} {at}", str(moved[at].before))
+                raise WriterFenced(f"{group} {at}", str(moved[at].before))
 
     async def claim_key(self, key: IdempotencyKey) -> str | None:
         """Insert an idempotency key, after any other transaction that has inserted it.
 
         Returns: None if the key is this transaction's; the stored result if it was there.
-        Raises: BadStore if the table is missing; BadRow; a conflict, after which this transaction is lost.
+        Raises: BadStore if the table is missing; CorruptRow; a conflict, after which this transaction is
+            lost.
         """
         await self._check_open()
         dialect, keys = self._connection.dialect.name, self._store.keys
@@ -255,13 +256,15 @@ class AsyncSqlTransaction:
                 await self._connection.close()
 
     async def _check_open(self) -> None:
-        """Raise NotYours if the block has ended the transaction."""
+        """Raise ManagedByWriter if the block has ended the transaction."""
         if self._root is not None and self._root.is_active:
             self._guard.check_in_transaction()
         if self._session is not None:
             await self._session.flush()
         if self._root is None or not self._root.is_active:
-            raise NotYours(f"the database transaction was ended inside the block: {WRITER_COMMITS_TEXT}")
+            raise ManagedByWriter(
+                f"the database transaction was ended inside the block: {WRITER_COMMITS_TEXT}"
+            )
 
     async def _check_mark(self, dialect: str) -> None:
         if dialect == "postgresql":
@@ -270,7 +273,7 @@ class AsyncSqlTransaction:
                 raise self._guard.build_ended_error()
 
     async def _release_mark(self) -> None:
-        """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
+        """Raise ManagedByWriter if the transaction is not the one that was begun [DW-11]."""
         releasing = sql_table.unmark_statement(self._connection.dialect.name)
         if releasing is None:
             return
@@ -283,7 +286,7 @@ class AsyncSqlTransaction:
 
 
 class AsyncSqlStore:
-    """An asyncio store in tables of an SQL database, beside the user's own.
+    """An asyncio store in tables of an SQL database, next to the user's own.
 
         engine = create_async_engine("postgresql+asyncpg://…")
         store = AsyncSqlStore(engine)
@@ -542,7 +545,7 @@ async def _run_hooks(
     *args: A.args,
     **kwargs: A.kwargs,
 ) -> None:
-    """Run the hooks of a session that has ended. An error of one can change nothing any more."""
+    """Run the hooks of a session that has ended. An error of one no longer changes anything."""
     try:
         await call_with_session_async(session, dispatch, *args, **kwargs)
     except Exception:
@@ -554,7 +557,7 @@ def _after_commit(session: Session) -> None:
 
 
 async def _roll_back_session(session: AsyncSession) -> None:
-    """Roll back a session. An error of its hooks, or of a lost connection, changes nothing any more."""
+    """Roll back a session. An error of its hooks, or of a lost connection, no longer changes anything."""
     while session.in_transaction():  # a hook of a savepoint that raises leaves the transaction around it
         try:
             await session.rollback()

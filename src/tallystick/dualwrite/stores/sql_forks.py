@@ -5,7 +5,7 @@ server: a COMMIT of the one would commit the other's rows. So the child's engine
 of the old one is closed there, since a close would be sent to the parent's server.
 
 SQLite keeps what it knows of a file once for each process, locks included, and the child has a copy of that.
-No connection that is opened beside an inherited one is safe, so the store is refused there.
+No connection that is opened next to an inherited one is safe, so the store is refused there.
 
 Sources: SQLAlchemy, "Using Connection Pools with Multiprocessing or os.fork()"; SQLite, "How To Corrupt An
 SQLite Database File", 2.6.
@@ -16,7 +16,7 @@ import os
 from sqlalchemy import Engine
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
-from tallystick.dualwrite.errors import NotYours
+from tallystick.dualwrite.errors import ManagedByWriter
 from tallystick.dualwrite.forks import leak_reference, watch_forks
 
 
@@ -37,9 +37,9 @@ class PoolAcrossForks:
         self._engine.dispose(close=False)
 
     def check_process(self) -> None:
-        """Raise NotYours in a child that cannot have a connection of its own [DW-11]."""
+        """Raise ManagedByWriter in a child that cannot have a connection of its own [DW-11]."""
         if self._parent_pid is not None:
-            raise NotYours(
+            raise ManagedByWriter(
                 f"process {self._parent_pid} had {self._engine.url!r} open when it forked this one; SQLite "
                 "cannot be used across a fork: nothing was done here. Call engine.dispose() before the fork"
             )

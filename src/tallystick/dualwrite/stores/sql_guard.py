@@ -20,7 +20,7 @@ from sqlalchemy.orm import (
     make_transient_to_detached,
 )
 
-from tallystick.dualwrite.errors import NotYours
+from tallystick.dualwrite.errors import ManagedByWriter
 from tallystick.dualwrite.rules.refusals import (
     ENDING_STATEMENT_TEXT,
     ORPHANED_RECORDS_TEXT,
@@ -94,12 +94,12 @@ class TransactionGuard:
         self._sent_count += 1
 
     def check_savepoints(self) -> None:
-        """Raise NotYours if a record was sent whose rows were rolled back."""
+        """Raise ManagedByWriter if a record was sent whose rows were rolled back."""
         if self._has_orphaned_records:
-            raise NotYours(ORPHANED_RECORDS_TEXT)
+            raise ManagedByWriter(ORPHANED_RECORDS_TEXT)
 
     def check_in_transaction(self) -> None:
-        """Raise NotYours if the driver knows that the next statement would commit by itself [DW-11].
+        """Raise ManagedByWriter if the driver knows that the next statement would commit by itself [DW-11].
 
         The record would then decide for rows that are gone. A driver may know that it is in no transaction,
         or be told so by SET autocommit of MySQL. Costs no round trip.
@@ -112,13 +112,13 @@ class TransactionGuard:
         if commits_each or is_outside_transaction(driver):
             raise self.build_ended_error()
 
-    def build_ended_error(self) -> NotYours:
+    def build_ended_error(self) -> ManagedByWriter:
         """Return the error for a transaction that the block has ended, and note that it has [DW-11]."""
         self.has_ended = True
-        return NotYours(TRANSACTION_ENDED_TEXT)
+        return ManagedByWriter(TRANSACTION_ENDED_TEXT)
 
     def flush(self, session: Session) -> None:
-        """Run the `before_commit` hooks and flush, before Kafka's half is prepared: hooks may still send."""
+        """Run the `before_commit` hooks and flush, before Kafka is prepared: hooks may still send."""
         self.is_ending = True
         try:
             session.dispatch.before_commit(session)
@@ -127,29 +127,29 @@ class TransactionGuard:
         session.flush()
 
     def check_commit(self) -> None:
-        """Raise NotYours unless the writer itself commits."""
+        """Raise ManagedByWriter unless the writer itself commits."""
         if not self.is_ending:
-            raise NotYours(f"connection.commit(): {WRITER_COMMITS_TEXT}")
+            raise ManagedByWriter(f"connection.commit(): {WRITER_COMMITS_TEXT}")
 
     def _refuse_session_commit(self, session: Session) -> None:
         if not self.is_ending and not session.in_nested_transaction():
-            raise NotYours(f"session.commit(): {WRITER_COMMITS_TEXT}")
+            raise ManagedByWriter(f"session.commit(): {WRITER_COMMITS_TEXT}")
 
     def _check_bind(self, _: Session, __: SessionTransaction, connection: Connection) -> None:
         if connection is not self._connection:
-            raise NotYours(
+            raise ManagedByWriter(
                 f"the session takes rows to {connection.engine.url!r}, which this transaction does not "
                 "commit: they would be lost. A dual write has one database; give the store a "
                 "session_factory without other binds"
             )
 
     def check_statement(self, statement: str) -> None:
-        """Raise NotYours before a statement that ends the transaction, or is outside of it by now."""
+        """Raise ManagedByWriter before a statement that ends the transaction, or is outside of it by now."""
         if self._connection.get_transaction() is not self._root:  # SQLAlchemy has ended it, and knows
             return
         self.check_in_transaction()
         if ends_transaction(statement, self._connection.dialect.name):
-            raise NotYours(f"{' '.join(statement.split())[:40]!r}: {ENDING_STATEMENT_TEXT}")
+            raise ManagedByWriter(f"{' '.join(statement.split())[:40]!r}: {ENDING_STATEMENT_TEXT}")
 
     def on_statement(self, statement: str) -> None:
         """Track savepoints, both SQLAlchemy's own and those in SQL text."""
@@ -186,7 +186,7 @@ _guards: WeakKeyDictionary[Connection, TransactionGuard] = WeakKeyDictionary()
 
 
 def watch_engine(engine: Engine) -> None:
-    """Let the guards of connections of `engine` know of their statements and commits."""
+    """Inform the guards of connections of `engine` of their statements and commits."""
     event.listen(engine, "commit", _before_commit)
     event.listen(engine, "before_cursor_execute", _before_statement)
     event.listen(engine, "after_cursor_execute", _after_statement)

@@ -38,7 +38,7 @@ from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from tallystick.dualwrite.errors import BadStore, Fenced, UnsafeStore
+from tallystick.dualwrite.errors import BadStore, UnsafeDurability, WriterFenced
 from tallystick.dualwrite.rules.model import TABLE, StoredState, from_columns, to_columns
 from tallystick.dualwrite.rules.refusals import is_refusal
 from tallystick.dualwrite.stores.base import OffsetAdvance, check_record
@@ -247,7 +247,7 @@ def record_parameters(
 
 
 def count_recorded(answers: Sequence[Sequence[Any]], allowed: AllowedRisks) -> int:
-    """Count the rows PostgreSQL replaced: none in another transaction [DW-11]. Raises: UnsafeStore."""
+    """Count the rows PostgreSQL replaced: none in another transaction [DW-11]. Raises: UnsafeDurability."""
     for (synchronous_commit,) in answers:
         check_postgresql(str(synchronous_commit), allowed)
     return len(answers)
@@ -256,7 +256,7 @@ def count_recorded(answers: Sequence[Sequence[Any]], allowed: AllowedRisks) -> i
 def raise_not_recorded(
     stored_row: Mapping[str, object] | None, row: StoredState, before: StoredState | None
 ) -> None:
-    """Raise the reason why `record` changed no row: Fenced or DatabaseBehind.
+    """Raise the reason why `record` changed no row: WriterFenced or DatabaseBehind.
 
     MySQL counts unchanged rows only if the client has set CLIENT.FOUND_ROWS; a row already equal to `row`
     is correct.
@@ -264,7 +264,7 @@ def raise_not_recorded(
     now = None if stored_row is None else from_columns(stored_row)
     check_record(now, row, before)
     if now != row:
-        raise Fenced(row.transactional_id, row.owner)
+        raise WriterFenced(row.transactional_id, row.owner)
 
 
 def offsets_from_rows(rows: Iterable[Mapping[str, Any]]) -> Mapping[TopicPartition, int]:
@@ -290,7 +290,7 @@ def first_statements(dialect: str, *, claiming: bool) -> tuple[Executable, ...]:
 
 
 def begin_on_sqlite(connection: Connection, locking: Executable, options: Mapping[str, Any]) -> None:
-    """Take SQLite's write lock at once: a transaction that reads first may otherwise be unable to write.
+    """Acquire SQLite's write lock first: a transaction that reads first may be unable to write later.
 
     The driver may have begun already: with SQLAlchemy's recipe (`isolation_level=None`, and BEGIN by a
     listener), or `autocommit=False`. There a statement that writes nothing takes the lock.
@@ -317,7 +317,7 @@ _MYSQL_NO_SAVEPOINT: Final = 1305
 def mark_statement(mark: str) -> str:
     """Build PostgreSQL's statement that sets the mark. The characters of `mark` need no quoting.
 
-    It is no query, after which a block could not choose its isolation level any more.
+    It is no query, after which a block could no longer choose its isolation level.
     """
     return f"SET LOCAL {_MARK_SETTING} = '{mark}'"
 
@@ -395,13 +395,13 @@ def check_session_factory(session_factory: object) -> None:
 
 
 def check_durable(connection: Connection, allowed: AllowedRisks) -> None:
-    """Check a connection not checked before, or checked with more allowed. Raises: UnsafeStore."""
+    """Check a connection not checked before, or checked with more allowed. Raises: UnsafeDurability."""
     if connection.dialect.name in MYSQL:
         _check_autocommit(connection)
     if allowed.allows_all:
         return
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
-        raise UnsafeStore("isolation level", "AUTOCOMMIT", "a transaction")
+        raise UnsafeDurability("isolation level", "AUTOCOMMIT", "a transaction")
     if CHECKED_INFO_KEY in connection.info and connection.info[CHECKED_INFO_KEY] <= allowed.risks:
         return
     dialect = connection.dialect.name
@@ -413,14 +413,14 @@ def check_durable(connection: Connection, allowed: AllowedRisks) -> None:
 
 
 def _check_autocommit(connection: Connection) -> None:
-    """Raise UnsafeStore if each statement would commit by itself. Costs no round trip.
+    """Raise UnsafeDurability if each statement would commit by itself. Costs no round trip.
 
     A pooled connection may be like that since its last use; it is not used again.
     """
     driver: Any = connection.connection.driver_connection
     if driver.get_autocommit():
         connection.invalidate()
-        raise UnsafeStore("autocommit", "1", "a transaction")
+        raise UnsafeDurability("autocommit", "1", "a transaction")
 
 
 def check_durability_answers(
@@ -430,10 +430,10 @@ def check_durability_answers(
 
     Args:
         answers: results of `durability_queries`, in order.
-    Raises: UnsafeStore if it would not, or if every statement commits by itself.
+    Raises: UnsafeDurability if it would not, or if every statement commits by itself.
     """
     if isolation_level is not None and isolation_level.upper() == "AUTOCOMMIT":
-        raise UnsafeStore("isolation level", "AUTOCOMMIT", "a transaction")
+        raise UnsafeDurability("isolation level", "AUTOCOMMIT", "a transaction")
     values = [str(each).lower() for each in answers]
     match dialect, values:
         case "postgresql", [synchronous, fsync, _, block, async_standbys]:
@@ -462,7 +462,7 @@ ASYNC_STANDBYS_WARNING: Final = (
 
 def _require_transaction(autocommit: str, *, open_: bool) -> None:
     if not open_:
-        raise UnsafeStore("autocommit", autocommit, "a transaction")
+        raise UnsafeDurability("autocommit", autocommit, "a transaction")
 
 
 def is_missing_table(exc: DBAPIError) -> bool:

@@ -26,7 +26,7 @@ from kazoo.exceptions import (
 )
 from kazoo.protocol.serialization import Transaction
 
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, ManagedByWriter, NotCommitted, WriterFenced
 from tallystick.dualwrite.forks import OwningProcess
 from tallystick.dualwrite.rules.model import TABLE, StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.stores.base import check_record
@@ -66,15 +66,15 @@ class ZooKeeperTransaction:
             raise ValueError(
                 f"the nodes of this block are a request of {size_bytes} bytes, and ZooKeeper's servers close "
                 f"a connection at more than {self._store.request_bytes_max} (jute.maxbuffer). Nothing was "
-                "sent, and neither half is committed: write them in several blocks"
+                "sent, and neither side is committed: write them in several blocks"
             )
 
     def commit(self) -> None:
-        """Send the `multi`. Raises: NotCommitted by Fenced or another refusal; CommitUnknown."""
+        """Send the `multi`. Raises: NotCommitted by WriterFenced or another refusal; CommitUnknown."""
         try:
             self._store.check_process()
             self._check_open()
-        except NotYours as exc:
+        except ManagedByWriter as exc:
             raise NotCommitted(exc) from exc
         self._ended = True
         if not self.request.operations:
@@ -99,7 +99,7 @@ class ZooKeeperTransaction:
         for at, refusal in refusals:
             if at in rows and isinstance(refusal, BadVersionError | NoNodeError):
                 row = rows[at]
-                raise NotCommitted(Fenced(row.transactional_id, row.owner)) from refusal
+                raise NotCommitted(WriterFenced(row.transactional_id, row.owner)) from refusal
             raise NotCommitted(refusal)
 
     def rollback(self) -> None:
@@ -108,9 +108,9 @@ class ZooKeeperTransaction:
 
     def _check_open(self) -> None:
         if self._ended:
-            raise NotYours("this transaction has ended")
+            raise ManagedByWriter("this transaction has ended")
         if self.request.committed:
-            raise NotYours("the request was committed already; leave that to the writer")
+            raise ManagedByWriter("the request was committed already; leave that to the writer")
 
 
 class ZooKeeperStore:
@@ -136,7 +136,7 @@ class ZooKeeperStore:
         self.commit_timeout_s = commit_timeout_s
 
     def check_process(self) -> None:
-        """Raise NotYours in a fork of the client's process, where no thread would answer [DW-11]."""
+        """Raise ManagedByWriter in a fork of the client's process, where no thread would answer [DW-11]."""
         self._owning_process.check_process("this session of ZooKeeper", _CONNECT_AFTER_FORK)
 
     def create(self) -> None:

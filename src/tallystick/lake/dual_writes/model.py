@@ -13,7 +13,7 @@ IDLE_MS: Final = 6 * 60 * 60 * 1000
 
 
 class IdleEntries:
-    """When the entry of each id that the store has claimed was committed last.
+    """Time of the last commit of each id that the store has claimed.
 
     Its user changes it under a lock; `is_due` needs none.
     """
@@ -23,7 +23,7 @@ class IdleEntries:
         self._oldest_ms: int | None = None
 
     def note_commit(self, transactional_id: str, owner: str, now_ms: int) -> None:
-        """Note a commit of an entry by its owner."""
+        """Record a commit of an entry by its owner."""
         self._entries.pop(transactional_id, None)
         self._entries[transactional_id] = owner, now_ms  # the dict stays in the order of the commits
         self._note_oldest()

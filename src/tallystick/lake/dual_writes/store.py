@@ -1,4 +1,4 @@
-"""A store in a table of a lake: what a commit says beside its data files is the row of a transactional id.
+"""A store in a table of a lake: the metadata of a commit is the row of a transactional id.
 
 Each id has one entry in the table (`tallystick.lake.entries`), under the key `dual-write:<id>`: its state row
 is the payload, and the owner of that row is the owner of the entry. A claim and a record are commits, and
@@ -37,12 +37,12 @@ import pyarrow as pa
 from tallystick import _lazy
 from tallystick.client.errors import NotSupported
 from tallystick.dualwrite.errors import (
-    BadRow,
     BadStore,
     CommitUnknown,
+    CorruptRow,
     DualWriteError,
+    ManagedByWriter,
     NotCommitted,
-    NotYours,
 )
 from tallystick.dualwrite.forks import OwningProcess
 from tallystick.dualwrite.rules.model import StoredState, from_bytes, to_bytes
@@ -79,7 +79,7 @@ BLOCK_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 class BlockPhase(Enum):
-    """What has become of a transaction."""
+    """Phase of a transaction."""
 
     OPEN = auto()  # rows may be appended
     RECORDED = auto()  # its data files are written
@@ -88,7 +88,7 @@ class BlockPhase(Enum):
 
 
 class LakeDecision(Value, kw_only=True):
-    """What one transaction commits.
+    """Content of one commit.
 
     state  the table as it was when the owner was compared; the files were written for its definition
     """
@@ -101,7 +101,7 @@ class LakeDecision(Value, kw_only=True):
 
 
 class TableAppender:
-    """What a block appends to its table with. Nothing of it can be read before the commit."""
+    """Appender that a block uses for its table. Its rows are invisible before the commit."""
 
     def __init__(self, txn: "LakeTransaction") -> None:
         self._txn = txn
@@ -186,7 +186,7 @@ class LakeTransaction:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Take the rows of a block back if it raises."""
+        """Discard the rows of a block if it raises."""
         self._check_open()
         row_mark, sent_mark = len(self._rows), self._sent_count
         try:
@@ -205,7 +205,7 @@ class LakeTransaction:
     def record(self, row: StoredState, before: StoredState | None = None) -> None:
         """Compare the owner, then write the rows as data files of that owner; they are durable afterwards.
 
-        Raises: Fenced; DatabaseBehind; NotSupported for a second id, since a commit has one entry.
+        Raises: WriterFenced; DatabaseBehind; NotSupported for a second id, since a commit has one entry.
         """
         if self._phase is BlockPhase.RECORDED:
             raise NotSupported(
@@ -229,7 +229,7 @@ class LakeTransaction:
     def _write_files(self, row: StoredState, definition: TableDefinition) -> tuple[DataFile, ...]:
         """Write the rows for the newest definition, to which they may have been appended under an older one.
 
-        Raises: SchemaDiffers if they do not fit any more.
+        Raises: SchemaDiffers if they no longer fit.
         """
         if not self._rows:
             return ()
@@ -241,11 +241,13 @@ class LakeTransaction:
     def commit(self) -> None:
         """Commit files and row as one version of the table [DW-22].
 
-        Raises: NotCommitted by Fenced, DatabaseBehind, TableBusy or BadStore; CommitUnknown.
+        Raises: NotCommitted by WriterFenced, DatabaseBehind, TableBusy or BadStore; CommitUnknown.
         """
         if self._phase is not BlockPhase.RECORDED or self._decision is None:
             text = "this transaction has ended" if self._phase is BlockPhase.ENDED else "nothing was recorded"
-            raise NotCommitted(NotYours(f"{text}: its rows are committed with a record, or not at all"))
+            raise NotCommitted(
+                ManagedByWriter(f"{text}: its rows are committed with a record, or not at all")
+            )
         if self._is_without_effect(self._decision):
             self._phase = BlockPhase.ENDED
             return
@@ -271,11 +273,11 @@ class LakeTransaction:
 
     def _check_open(self) -> None:
         if self._phase is not BlockPhase.OPEN:
-            raise NotYours("this transaction has ended")
+            raise ManagedByWriter("this transaction has ended")
 
     def _check_records(self) -> None:
         if self._has_orphaned_records:
-            raise NotYours(ORPHANED_RECORDS_TEXT)
+            raise ManagedByWriter(ORPHANED_RECORDS_TEXT)
 
 
 class LakeStore:
@@ -299,7 +301,7 @@ class LakeStore:
         Args:
             merge_schema: appends add columns that the table lacks.
             block_bytes_max: the rows that one block may hold in memory.
-            accept_lost: ids whose row the table's log no longer has, and that begin anew: what they decided
+            accept_lost: ids whose row the table's log no longer has, and that start over: what they decided
                 last is given up. `recover()` then aborts what they left open.
         Raises: BadConfig.
         """
@@ -329,7 +331,7 @@ class LakeStore:
     def claim(self, transactional_id: str) -> StoredState:
         """Take over the entry of an id by a commit of its own [DW-1].
 
-        Raises: BadStore, BadRow, TableBusy; CommitUnknown.
+        Raises: BadStore, CorruptRow, TableBusy; CommitUnknown.
         """
         owner, name = token_hex(_OWNER_BYTES), token_hex(_NAME_BYTES)
         unknown_count = 0
@@ -362,7 +364,7 @@ class LakeStore:
         return LakeTransaction(self)
 
     def _open(self) -> LakeTable:
-        """Return the table in this process. Raises: NotYours in a fork of one that has used it [DW-11]."""
+        """Return the table in this process. Raises: ManagedByWriter in a fork of its first user [DW-11]."""
         self._owning_process.claim_process(f"table {self.url}", _SPAWN)
         return open_table(self._location)
 
@@ -392,7 +394,7 @@ class LakeStore:
                 _log.info("%s: the entry of %s is renewed: %s", self.url, transactional_id, outcome.name)
 
     def read_state(self, transactional_id: str) -> StoredState | None:
-        """Return the row as the newest version of the table has it. Raises: BadStore, BadRow."""
+        """Return the row as the newest version of the table has it. Raises: BadStore, CorruptRow."""
         return self.read_row(self.read_table(transactional_id), transactional_id)
 
     def transactional_ids(self) -> Iterable[str]:
@@ -411,13 +413,13 @@ class LakeStore:
     # ---- what a transaction needs of the table
 
     def read_table(self, transactional_id: str, *, accepts_loss: bool = False) -> TableState:
-        """Read the newest version and the id's entry. Raises: BadStore, BadRow; errors of the storage."""
+        """Read the newest version and the id's entry. Raises: BadStore, CorruptRow; errors of the storage."""
         try:
             state = self._open().read(format_writer_key(transactional_id), accepts_loss=accepts_loss)
         except UnusableTable as exc:
             raise BadStore(str(exc)) from exc
         except EntryLost as exc:
-            raise BadRow(
+            raise CorruptRow(
                 transactional_id,
                 f"table {self.url} has decided something under this id, and its log no longer says what: it "
                 "was cleaned up (delta.logRetentionDuration), or the table is a restored copy. Bring the log "
@@ -425,18 +427,20 @@ class LakeStore:
                 f"with accept_lost={{{transactional_id!r}}}, which aborts what is open",
             ) from exc
         except BadEntry as exc:
-            raise BadRow(transactional_id, str(exc)) from exc
+            raise CorruptRow(transactional_id, str(exc)) from exc
         self._check_usable(state.definition)
         self._definition = state.definition
         return state
 
     def read_row(self, state: TableState, transactional_id: str) -> StoredState | None:
-        """Return the row in a state of the table. Raises: BadRow."""
+        """Return the row in a state of the table. Raises: CorruptRow."""
         if state.entry is None or state.entry.payload is None:
             return None
         row = from_bytes(transactional_id, state.entry.payload.encode())
         if row.owner != state.entry.owner:
-            raise BadRow(transactional_id, f"its owner is {row.owner}, and its entry's {state.entry.owner}")
+            raise CorruptRow(
+                transactional_id, f"its owner is {row.owner}, and its entry's {state.entry.owner}"
+            )
         return row
 
     def create_entry(self, row: StoredState, name: str | None = None) -> LakeEntry:
@@ -538,14 +542,14 @@ class LakeStore:
             check_record(self.read_row(state, decision.row.transactional_id), decision.row, decision.before)
             if decision.files and not accepts_files(decision.state.definition, state.definition):
                 raise TableBusy(
-                    f"table {self.url}: its definition was changed while the block ran. Neither half is "
+                    f"table {self.url}: its definition was changed while the block ran. Neither side is "
                     "committed; run it again"
                 )
             missing = self._open().find_missing(decision.files)
             if missing:
                 raise BadStore(
                     f"table {self.url}: {len(missing)} of {len(decision.files)} new data files are gone, as "
-                    f"{missing[0]}: a VACUUM with a retention of nothing? Neither half is committed"
+                    f"{missing[0]}: a VACUUM with a retention of nothing? Neither side is committed"
                 )
         except (DualWriteError, TableBusy, OSError) as exc:
             if unsettled_version is not None:
@@ -560,7 +564,7 @@ class LakeStore:
     def _build_busy_error(self) -> TableBusy:
         return TableBusy(
             f"table {self.url}: other writers have committed first {ATTEMPTS_MAX} times in a row. Neither "
-            "half is committed. Run it again when they are quieter, or let them commit larger pieces"
+            "side is committed. Run it again when they are quieter, or let them commit larger pieces"
         )
 
 

@@ -2,7 +2,7 @@
 
 Table libraries block, so the calls of a transaction run one after the other in threads of the loop's
 executor. A call is never left behind: a task that is cancelled waits until its call has ended, and is
-cancelled then. So no thread appends rows to a transaction that was rolled back, or goes on committing beside
+cancelled then. So no thread appends rows to a transaction that was rolled back, or goes on committing during
 the recovery that asks how the commit ended.
 """
 
@@ -35,7 +35,7 @@ async def call_in_thread(call: Callable[A, T], *args: A.args, **kwargs: A.kwargs
 
 
 class AsyncTableAppender:
-    """What a block appends to its table with. Nothing of it can be read before the commit."""
+    """Appender that a block uses for its table. Its rows are invisible before the commit."""
 
     def __init__(self, txn: LakeTransaction) -> None:
         self._txn = txn
@@ -62,7 +62,7 @@ class AsyncLakeTransaction:
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """Take the rows of a block back if it raises."""
+        """Discard the rows of a block if it raises."""
         with self._txn.savepoint():
             yield
 

@@ -15,7 +15,7 @@ RECORDS_LAG: Final = make_kafka_metric(
 _BY_WRITER: Final = ("writer",)
 WRITES: Final = make_counter(
     "dual_writes",
-    "Dual writes that ended, by outcome: committed, by the database, which decides both halves; rolled_back; "
+    "Dual writes that ended, by outcome: committed, by the database, which decides both sides; rolled_back; "
     "in_doubt, where it is not known whether the database has committed.",
     ("writer", "outcome"),
 )
@@ -34,7 +34,7 @@ RETRIES: Final = make_counter(
 )
 LEASES: Final = make_counter(
     "dual_write_leases",
-    "Leases taken; lost to another process, or given up because the halves of the id contradict each other; "
+    "Leases taken; lost to another process, or given up because the sides of the id contradict each other; "
     "expired ones of other processes, whose ids were recovered.",
     ("writer", "event"),
 )

@@ -174,7 +174,7 @@ def _decompress_snappy(source: memoryview, output: _DecompressedOutput) -> None:
         size = int.from_bytes(source[at : at + _INT32.size], "big")
         at += _INT32.size
         if not 0 < size <= len(source) - at:
-            raise InvalidBatch(f"snappy block of {size} bytes, {max(0, len(source) - at)} are left")
+            raise InvalidBatch(f"snappy block declares {size} bytes, only {max(0, len(source) - at)} remain")
         _decompress_snappy_block(source[at : at + size], output)
         at += size
     return None

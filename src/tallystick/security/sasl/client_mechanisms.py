@@ -1,4 +1,4 @@
-"""The client's half of a login, for each mechanism."""
+"""The client side of a login, for each mechanism."""
 
 from tallystick.kernel.secret import Secret
 from tallystick.security.sasl.mechanism import SaslClient
@@ -10,7 +10,7 @@ from tallystick.security.sasl.settings import SaslLogin
 
 
 def create_sasl_client(login: SaslLogin, cache: SaltedPasswords, token: Secret | None = None) -> SaslClient:
-    """Return the client's half of one login.
+    """Return the client side of one login.
 
     Args:
         cache: salted passwords of this client's earlier logins.

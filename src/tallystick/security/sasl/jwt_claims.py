@@ -1,4 +1,4 @@
-"""What a token's claims must say (RFC 7519, KIP-768), apart from its signature.
+"""Validation of a token's claims (RFC 7519, KIP-768), apart from its signature.
 
 Issuer and audience are checked only if they are configured, as in Kafka's BrokerJwtValidator; a listener
 without them accepts every token of the key set, which is right for an identity provider with one purpose

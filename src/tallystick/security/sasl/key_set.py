@@ -70,7 +70,7 @@ class KeySet:
     """The keys in use. Times are of one clock, which need not be that of a calendar."""
 
     def __init__(self, intervals: FetchIntervals) -> None:
-        """Create a set that is to be fetched at once."""
+        """Create a set that is to be fetched immediately."""
         self._intervals = intervals
         self._keys: Mapping[str, Jwk] = {}
         self._tried_at_ms: int | None = None
@@ -81,7 +81,7 @@ class KeySet:
         return self._keys.get(key_id)
 
     def replace(self, keys: Mapping[str, Jwk], now_ms: int) -> None:
-        """Take fetched keys into use, in place of all before: a provider withdraws a key so."""
+        """Replace all keys by fetched ones: a provider withdraws a key this way."""
         self._keys, self._tried_at_ms, self._failures = keys, now_ms, 0
 
     def record_failure(self, now_ms: int) -> None:

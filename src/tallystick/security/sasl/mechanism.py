@@ -1,7 +1,7 @@
-"""What every mechanism looks like from outside: a client's half and a server's half of one login.
+"""Interface of a SASL mechanism: the client side and the server side of one login.
 
 A login is a conversation of tokens, whose carriage is KIP-152's business and not seen here. The client speaks
-first. Each half is told the peer's last token and returns its own, until both are complete; neither is used
+first. Each side takes the peer's last token and returns its own, until both are complete; neither is used
 twice, so a re-authentication (KIP-368) makes new ones.
 """
 
@@ -13,7 +13,7 @@ from tallystick.kernel.errors import TallystickError
 class SaslAuthenticationFailed(TallystickError):
     """The server refuses this login. The text goes to the peer, so it holds no secret and no hint at one.
 
-    Attributes: log_text, which is for the server's log alone, and says more where the peer is told less.
+    Attributes: log_text, which is for the server's log alone, and may say more than the peer learns.
     """
 
     def __init__(self, text: str, log_text: str | None = None) -> None:
@@ -36,7 +36,7 @@ class SaslPeerRefused(TallystickError):
 
 
 class SaslClient(Protocol):
-    """The client's half of one login."""
+    """The client side of one login."""
 
     @property
     def mechanism(self) -> str:
@@ -51,7 +51,7 @@ class SaslClient(Protocol):
 
 
 class SaslServer(Protocol):
-    """The server's half of one login."""
+    """The server side of one login."""
 
     @property
     def complete(self) -> bool:

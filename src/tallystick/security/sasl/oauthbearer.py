@@ -38,7 +38,7 @@ _SEPARATOR: Final = "\x01"
 
 
 class ValidatedToken(Value, kw_only=True):
-    """What a token says, once it is known to be genuine.
+    """Claims of a token whose signature was verified.
 
     expires_at_ms   milliseconds since 1970
     """
@@ -67,7 +67,7 @@ def find_bad_extensions(extensions: Mapping[str, str]) -> list[str]:
 
 
 class OauthBearerClient:
-    """The client's half of one login with one token."""
+    """The client side of one login with one token."""
 
     mechanism: Final = OAUTHBEARER
 
@@ -104,7 +104,7 @@ class OauthBearerClient:
 
 
 class OauthBearerServer:
-    """The server's half."""
+    """The server side."""
 
     def __init__(self, validate: Callable[[str], ValidatedToken]) -> None:
         """Create a server that has heard nothing.
@@ -134,7 +134,7 @@ class OauthBearerServer:
         try:
             valid = self._validate_or_wait(bearer)
         except TokenRefused as exc:
-            # The peer is told the status alone: which claim is wrong, and by how much, helps one who guesses.
+            # The peer learns the status alone: which claim is wrong, and by how much, helps one who guesses.
             status = f'{{"status":{json.dumps(exc.status)}}}'
             self._refusal = SaslAuthenticationFailed(status, f"the token is refused: {exc.why}")
             return status.encode()

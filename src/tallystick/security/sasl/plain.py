@@ -20,7 +20,7 @@ _FAILED: Final = "Authentication failed: "
 
 
 class PlainClient:
-    """The client's half: sends its message at once."""
+    """The client side: sends its message immediately."""
 
     mechanism: Final = PLAIN
 
@@ -39,7 +39,7 @@ class PlainClient:
 
 
 class PlainServer:
-    """The server's half."""
+    """The server side."""
 
     session_expires_ms: Final = None
 

@@ -1,4 +1,4 @@
-"""SCRAM (RFC 5802, RFC 7677): keys and messages, shared by both halves.
+"""SCRAM (RFC 5802, RFC 7677): keys and messages, shared by both sides.
 
     client-first    n,,n=user,r=<client nonce>
     server-first    r=<client nonce><server nonce>,s=<salt>,i=<iterations>
@@ -6,7 +6,7 @@
     server-final    v=<signature>, or e=<error>
 
 The server keeps StoredKey and ServerKey, from which neither the password nor a proof can be computed; each
-half proves to the other that it knows its share. Kafka's liberties (ScramFormatter, ScramMessages): names
+side proves to the other that it knows its share. Kafka's liberties (ScramFormatter, ScramMessages): names
 and passwords are UTF-8 as they are, without SASLprep; no channel binding; the authorization id is empty or
 the user's own name.
 
@@ -70,7 +70,7 @@ class BadScramMessage(TallystickError):
 
 
 class ScramCredential(Value):
-    """What a server keeps of a password. Its repr shows no key: ServerKey is enough to pose as the server."""
+    """Stored form of a password. Its repr shows no key: ServerKey is enough to pose as the server."""
 
     salt: bytes
     stored_key: bytes

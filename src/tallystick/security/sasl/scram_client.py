@@ -1,4 +1,4 @@
-"""The client's half of SCRAM. What a server makes it compute is bounded, and it must prove itself [LGN-5]."""
+"""The client side of SCRAM. The work that a server can cause is bounded, and it must prove itself [LGN-5]."""
 
 from hmac import compare_digest
 from typing import Final
@@ -50,7 +50,7 @@ class SaltedPasswords:
 
 
 class ScramClient:
-    """The client's half of one SCRAM login: two messages, then the server's signature is verified."""
+    """The client side of one SCRAM login: two messages, then the server's signature is verified."""
 
     def __init__(
         self,
@@ -107,9 +107,7 @@ class ScramClient:
         # RFC 5802, section 5.1: "The client MUST verify that the initial part of the nonce used in subsequent
         # messages is the same as the nonce it initially specified."
         if not first.nonce.startswith(self._nonce) or len(first.nonce) == len(self._nonce):
-            raise SaslPeerRefused(
-                f"{self.mechanism}: the server's nonce is not the client's with one of its own"
-            )
+            raise SaslPeerRefused(f"{self.mechanism}: the server's nonce does not extend the client's")
         if not ITERATIONS_MIN <= first.iterations <= CLIENT_ITERATIONS_MAX:
             raise SaslPeerRefused(
                 f"{self.mechanism}: the server asks for {first.iterations} iterations, "

@@ -35,7 +35,7 @@ _JAVA, _OWN, _BYTES = "java", "own", "bytes"
 
 
 class CredentialForm(Value):
-    """What shows of a credential before a password is proved: the iterations, and how its salt looks."""
+    """Form of a credential that a client sees before it proves a password: iterations and kind of salt."""
 
     iterations: int
     salt_form: str
@@ -43,7 +43,7 @@ class CredentialForm(Value):
 
 
 class FoundCredential(Value):
-    """What a login is checked with; an unknown user's is invented, and no password fits it."""
+    """Credential for checking a login; an unknown user's is a decoy that no password matches."""
 
     credential: ScramCredential
     is_known: bool

@@ -1,7 +1,8 @@
-"""The server's half of SCRAM.
+"""The server side of SCRAM.
 
 A user who is not known goes through a whole login with an invented credential and fails at its end, like one
-with a wrong password: the first answer must not tell which names exist. (Kafka fails at once, and so tells.)
+with a wrong password: the first answer must not tell which names exist. (Kafka fails immediately, and so
+tells.)
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from tallystick.security.sasl.scram_decoys import FoundCredential
 
 
 class ScramServer:
-    """The server's half of one SCRAM login: two messages."""
+    """The server side of one SCRAM login: two messages."""
 
     session_expires_ms = None
 
@@ -63,7 +64,7 @@ class ScramServer:
         """Return server-first-message or server-final-message."""
         if self._is_spent:
             raise SaslAuthenticationFailed(
-                f"Authentication failed: {self._mechanism.name} ended with the message before this one"
+                f"Authentication failed: unexpected message, {self._mechanism.name} has already finished"
             )
         try:
             return self._open(token) if self._first is None else self._finish(self._first, token)

@@ -58,7 +58,7 @@ class ClientCredentials(Value, kw_only=True):
 
 
 class SaslLogin(Value, kw_only=True):
-    """How a client logs in. `credentials` is for OAUTHBEARER, None where a callback gives the tokens."""
+    """Login of a client. `credentials` is for OAUTHBEARER, None where a callback gives the tokens."""
 
     mechanism: str
     username: str = ""
@@ -127,10 +127,10 @@ class SaslSettings:
         None, "Time allowed for the token endpoint's answer.", kind=SettingType.INT, low=1, none=""
     )
     sasl_login_retry_backoff_ms: int = setting(
-        100, "Initial wait before the token endpoint is asked again; doubles with every failure.", low=0
+        100, "Initial wait before the next request to the token endpoint; doubles with every failure.", low=0
     )
     sasl_login_retry_backoff_max_ms: int = setting(
-        10_000, "Longest wait before the token endpoint is asked again.", low=0
+        10_000, "Longest wait before the next request to the token endpoint.", low=0
     )
 
     def find_problems(self, has_token_callback: bool) -> Iterator[str]:

@@ -16,7 +16,7 @@ _TIME: Final = re.compile(rb"(\d{4}|\d{2})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)Z")
 
 
 class Certificate(Value):
-    """What is read of a certificate; `subject` is the DER of a Name, each alternative name that of one."""
+    """Fields of a certificate; `subject` is the DER of a Name, alternative names those of GeneralNames."""
 
     subject: bytes
     not_before: datetime

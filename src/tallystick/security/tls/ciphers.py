@@ -34,7 +34,7 @@ _TLS_1_2_SUITES: Final = {
 
 
 class CipherChoice(Value):
-    """What ssl.cipher.suites asks for: suites of TLS 1.2 by OpenSSL's names, and which versions are left."""
+    """Parsed ssl.cipher.suites: TLS 1.2 suites by OpenSSL's names, and the remaining versions."""
 
     openssl: tuple[str, ...]
     allows_tls_1_2: bool

@@ -1,7 +1,7 @@
 """SSL contexts made of settings, for clients and for listeners.
 
 A context is never changed once it is made, a reload makes a new one: loading another certificate into a live
-one leaves the old key beside it if the types differ, and a context set by SNI keeps the old verify_mode.
+one keeps the old key as well if the types differ, and a context set by SNI keeps the old verify_mode.
 """
 
 import logging

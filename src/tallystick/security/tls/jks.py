@@ -67,7 +67,7 @@ def parse_jks(data: bytes, password: str | None) -> JksStore:
         else:
             raise BadJks(f"entry {alias!r} has tag {tag}; 1 (private key) and 2 (certificate) are known")
     if reader.left != _DIGEST_SIZE:
-        raise BadJks(f"{reader.left} bytes follow the entries, a digest has {_DIGEST_SIZE}")
+        raise BadJks(f"expected a {_DIGEST_SIZE}-byte digest after the entries, found {reader.left} bytes")
     return JksStore(tuple(keys), tuple(trusted))
 
 
@@ -139,7 +139,7 @@ class _Reader:
         return int.from_bytes(self.take(width), "big")
 
     def take_count(self) -> int:
-        """Take the length of a list whose items have at least four bytes each."""
+        """Read the length of a list whose items have at least four bytes each."""
         count = self.take_int(4)
         if count * 4 > self.left:
             raise BadJks(f"{count} items are promised at byte {self._at}, {self.left} bytes are there")

@@ -30,7 +30,7 @@ _PROPERTY: Final = re.compile(r"\s*((?:\\.|[^\s=:\\])+)\s*[=:]?\s*(.*)")
 
 
 class MalformedFile(TallystickError):
-    """A file beside the log cannot be used.
+    """A file next to the log cannot be used.
 
     The consequence depends on the file: indexes, snapshots and checkpoints can be rebuilt from the log;
     `meta.properties` and `partition.metadata` cannot.

@@ -1,4 +1,4 @@
-"""One round of compaction over the files of one log: reads segments, writes new ones beside them.
+"""One round of compaction over the files of one log: reads segments, writes new ones next to them.
 
 `python -m tallystick.storage.compaction.cleaner` runs a round in a separate process, so that the broker's
 loop never waits for it. The process reads one request, a line of JSON, from its input; it writes a line of

@@ -343,7 +343,7 @@ class BatchRetainer:
         if header.is_control:
             return self._retain_marker(header, batch, is_last, live)
         keep_empty = is_last or live
-        # KIP-98: records of an aborted transaction are invisible, so they go at once.
+        # KIP-98: records of an aborted transaction are invisible, so they go immediately.
         if self._txns.on_batch_read(header):
             return build_empty_batch(header) if keep_empty else None
         past = header.delete_horizon_ms is not None and header.delete_horizon_ms <= self._rules.now_ms

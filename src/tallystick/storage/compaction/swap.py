@@ -10,7 +10,7 @@ File names record the progress, and `log.loader` completes or undoes it:
             the directory is synced
     drop    `.deleted` files are removed once readers are done
 
-The two syncs in between keep the disk from applying later renames before earlier ones: a new segment beside
+The two syncs in between keep the disk from applying later renames before earlier ones: a new segment next to
 an old one it replaces would show records twice [CLN-3]. They block, and run in another thread; `commit`,
 `remove_old_files` and the syncs touch nothing that the log uses. `detach` and `attach`, renames and a few
 reads, run in the log's own thread.

@@ -3,8 +3,8 @@
 A decided transaction needs its markers, a group its offsets, deletion its checkpoints: a disk filled by data
 must not stop them. So a file preallocates `log.reserve.bytes` of the disk. While the reserve is whole, data
 appends fail when the disk is full; an internal append that meets a full disk releases a piece of the reserve
-and retries. While a piece is missing, data is refused at once, so that the released space goes to internal
-writes [RSV-1]; when deletion has freed space the reserve is refilled, and data is accepted again.
+and retries. While a piece is missing, data is refused immediately, so that the released space goes to
+internal writes [RSV-1]; when deletion has freed space the reserve is refilled, and data is accepted again.
 
 Not Kafka's: a Kafka broker stops at the first failed append. See docs/adr/0006.
 """

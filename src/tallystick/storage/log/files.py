@@ -1,4 +1,4 @@
-"""One log's directory: new segments, the small files beside them, and whether the disk failed.
+"""One log's directory: new segments, the small files next to them, and whether the disk failed.
 
 Used by `loader` before there is a log, and by the log afterwards.
 """

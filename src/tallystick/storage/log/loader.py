@@ -217,7 +217,7 @@ class _LogLoader:
         Readers would be led past the records that are missing, without an error.
 
         Cost: three small reads a segment. One without its index is not checked: it is scanned when it is
-            first read, since the index has to be made anew.
+            first read, since the index has to be rebuilt.
         """
         for segment, following in pairwise(self.segments):
             reader, size = segment.reader, segment.reader.size
@@ -362,7 +362,7 @@ class _LogLoader:
             self.files.save_snapshot(self.producers, offset)
 
     def _replay_batch(self, data: bytes | memoryview, segment: SegmentReader, *, find_aborted: bool) -> None:
-        """Apply a batch to the producers. `find_aborted`: the segment's transaction index is made anew."""
+        """Apply a batch to the producers. `find_aborted`: the segment's transaction index is rebuilt."""
         try:
             header = read_header(data)
             if header.producer_id < 0:
@@ -397,7 +397,7 @@ class _LogLoader:
         reader.files.sync_indexes()
 
     def _repair_segment(self, slot: int, scanner: SegmentScanner, size: int) -> None:
-        """Take the recovery action for the first invalid batch."""
+        """Perform the recovery action for the first invalid batch."""
         fault = scanner.fault
         segment, later = self.segments[slot], self.segments[slot + 1 :]
         if fault is None and later and not self._may_be_cleaned(later[0].base_offset):
@@ -474,7 +474,7 @@ class _LogLoader:
         fs.sync_dir(self.files.directory)
 
     def _reset_to_log_start(self, active: ActiveSegment) -> ActiveSegment:
-        """Start anew at the log start offset if the log ends below it: all was deleted, its end lost."""
+        """Start over at the log start offset if the log ends below it: all was deleted, its end lost."""
         end, start = self.log_end_offset, self.prior_shutdown.log_start_offset
         if end >= start:
             return active
@@ -574,7 +574,7 @@ def _remove_leftovers(files: LogFiles, record_repair: RecordRepair) -> None:
             removals.append(name)
     # First: it refuses a damaged new segment, whose records may be nowhere else but in a .deleted file.
     old_offsets = _find_old_offsets(fs, directory, swaps)
-    # A .cleaned file marks the .swap files beside it as an incomplete set, so it is removed after them.
+    # A .cleaned file marks the .swap files next to it as an incomplete set, so it is removed after them.
     swap_removals = [name for name in removals if name.endswith(naming.SWAP_SUFFIX)]
     for batch in (swap_removals, [name for name in removals if name not in swap_removals]):
         for name in batch:
@@ -608,7 +608,7 @@ def _complete_swaps(
         is_segment_file = file and not file.state and file.suffix in naming.SEGMENT_SUFFIXES
         if is_segment_file and file and file.base_offset in old_offsets:
             fs.remove(f"{directory}/{name}")
-    fs.sync_dir(directory)  # else a crash may show a new name beside a segment it covers
+    fs.sync_dir(directory)  # else a crash may show a new name next to a segment it covers
     for name in swaps:
         fs.rename(f"{directory}/{name}", f"{directory}/{name.removesuffix(naming.SWAP_SUFFIX)}")
         record_repair(name, "renamed; the broker had stopped while a compaction was replacing segments")

@@ -55,7 +55,7 @@ from tallystick.storage.state.validation import (
 
 
 def remove_files_now(log: "Log", paths: list[str]) -> None:
-    """Remove discarded files at once. Raises: OSError."""
+    """Remove discarded files immediately. Raises: OSError."""
     for path in paths:
         log.fs.remove(path)
 
@@ -69,7 +69,7 @@ class LogHooks(Value, kw_only=True):
     request_sync: Callable[["Log"], None] = lambda log: None
     # Segments are about to be deleted: make the log start offset durable first.
     before_delete: Callable[["Log"], None] = lambda log: None
-    # Files that no log uses any more. Removal may take long, so it belongs off the loop.
+    # Files that no log uses now. Removal may take long, so it belongs off the loop.
     discard_files: Callable[["Log", list[str]], None] = remove_files_now
     # The log went offline: the state of the disk is unknown. Any thread; once per log.
     on_offline: Callable[[LogOffline], None] = lambda failure: None

@@ -4,7 +4,7 @@ A log that was closed cleanly is trusted. Otherwise every segment from the recov
 batch. The meaning of an invalid batch depends on the recovery point. Below it the bytes were synced, so the
 disk lost them: corruption, the log is refused and an operator must look. Above it nothing was guaranteed, so
 power failed before they were synced: the log is cut there. Cut bytes that still hold whole batches are kept
-beside the log.
+next to the log.
 
 Segments before the last: under `flush.policy=ack` each was synced before its successor was made [LOG-3], so
 damage there is never a lost write. Under `interval` and `os` it can be.
@@ -35,7 +35,7 @@ class SegmentRecoveryAction(Enum):
 
     KEEP = "kept"
     TRUNCATE = "truncated the torn end"
-    TRUNCATE_AND_SET_ASIDE = "truncated at the hole, and copied what is behind it to a file beside the log"
+    TRUNCATE_AND_SET_ASIDE = "truncated at the hole, and copied what is behind it to a file next to the log"
     REFUSE = "refused"
 
 

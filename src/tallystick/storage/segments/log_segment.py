@@ -103,7 +103,7 @@ class SegmentReader:
         self._cache.discard(self)
 
     def unpin(self) -> None:
-        """Allow unloading again: the segment will not grow any more."""
+        """Allow unloading again: the segment will no longer grow."""
         self._cache.touch(self)
 
     def unload(self) -> None:
@@ -216,7 +216,7 @@ class SegmentReader:
         return self.transaction_index.load()
 
     def repair_transaction_index(self) -> None:
-        """Make the file anew if it is damaged, for another process to read. Raises: CorruptLog, OSError."""
+        """Rebuild the file if it is damaged, for another process to read. Raises: CorruptLog, OSError."""
         if self._are_index_files_missing():
             self._load_indexes()
         self.transaction_index.repair()
@@ -263,7 +263,7 @@ class ClosedSegment:
     def activate(self) -> "ActiveSegment":
         """Make this the last segment of its log, which can grow. Raises OSError, CorruptLog."""
         indexes = self.reader.pin()
-        # Before anything is appended: an index that has to be made anew must not hold the marker to be added.
+        # Before anything is appended: an index that has to be rebuilt must not hold the marker to be added.
         self.reader.load_transaction_index()
         # As Kafka's loadFirstBatchTimestamp: the age of a segment counts from its first batch.
         first = self.reader.file.pread(HEADER_SIZE, 0)

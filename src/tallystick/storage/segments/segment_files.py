@@ -1,4 +1,4 @@
-"""The files of one segment: their names, the log file's batches, and the indexes beside it.
+"""The files of one segment: their names, the log file's batches, and its indexes.
 
 `FileRecords` is the log file, `SegmentIndexes` the two sparse indexes in memory with what their files already
 hold, `TransactionIndexFile` the aborted transactions. The phases of a segment in `log_segment` are made of
@@ -279,7 +279,7 @@ class TransactionIndexFile:
         self._unwritten: list[AbortedTxn] = []
 
     def load(self) -> TransactionIndex:
-        """Return the entries, from the file if they are not in memory; a damaged file is made anew.
+        """Return the entries, from the file if they are not in memory; a damaged file is rebuilt.
 
         Raises: CorruptLog if it cannot be: without its entries aborted records would be shown; OSError.
         """
@@ -292,7 +292,7 @@ class TransactionIndexFile:
         return self._index
 
     def repair(self) -> None:
-        """Make a damaged file anew; keep nothing in memory otherwise. Raises: CorruptLog, OSError."""
+        """Rebuild a damaged file; keep nothing in memory otherwise. Raises: CorruptLog, OSError."""
         if self._index is None and self._read() is None:
             self.restore()
 
@@ -308,14 +308,14 @@ class TransactionIndexFile:
             txns, size = decode_aborted(data, self._files.make_path(TXN_INDEX_SUFFIX))
         except MalformedFile:
             return None
-        # The file was synced, or is made anew after a crash: a torn entry is damage, and so are zeros.
+        # The file was synced, or is rebuilt after a crash: a torn entry is damage, and so are zeros.
         is_whole = size == len(data) and all(
             max(txn.first_offset + 1, self._files.base_offset) <= txn.last_offset for txn in txns
         )
         return txns if is_whole else None
 
     def restore(self) -> TransactionIndex:
-        """Make the index anew from the log, in memory and in the file. Raises: CorruptLog, OSError."""
+        """Rebuild the index from the log, in memory and in the file. Raises: CorruptLog, OSError."""
         if self._failure is not None:
             raise self._failure
         try:

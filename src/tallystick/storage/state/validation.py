@@ -116,7 +116,7 @@ class PrevalidatedBatch(bytes):
     """
 
 
-def read_traits(records: bytes | memoryview) -> int:
+def read_batch_flags(records: bytes | memoryview) -> int:
     """Return the traits of a client's batch: the bits MAY_BE_SLOW and IS_TRANSACTIONAL.
 
     They are read from its size and header alone, both at once, because each Produce passes here.
@@ -136,7 +136,7 @@ def read_traits(records: bytes | memoryview) -> int:
 
 def needs_prevalidation(records: bytes | memoryview, config: LogConfig, now_ms: int) -> bool:
     """Return whether parsing a client's batch would block the loop for too long."""
-    if not read_traits(records) & MAY_BE_SLOW or len(records) > config.max_message_bytes:
+    if not read_batch_flags(records) & MAY_BE_SLOW or len(records) > config.max_message_bytes:
         return False  # a batch that is too large is refused unparsed
     attributes, base_timestamp, max_timestamp, _ = _unpack_cost_fields(records)
     return (

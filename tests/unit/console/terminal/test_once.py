@@ -16,7 +16,7 @@ from tests.support.console_facts import (
     read_again,
 )
 
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.cli.commands.top import look_once
 from tallystick.console.model.health import Health, Limits
 from tallystick.console.model.snapshot import GroupFacts, PartStatus, Snapshot
@@ -156,7 +156,7 @@ def test_every_health_has_an_outcome(health: Health) -> None:
 
 
 def test_what_needs_an_operator_is_printed_with_its_command_in_one_line() -> None:
-    case = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=Verdict.HANGING)
+    case = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=HangingVerdict.HANGING)
     known = describe("k" * 5_000, age_ms=120_000, writer=WRITER)
     snapshot = whole(
         make_snapshot(

@@ -16,7 +16,7 @@ from tests.support.console_site import serve
 from tests.support.hostile_console import HARMLESS, make_hostile_state
 from tests.support.terminal import SMALL, STYLE, WIDE, Screen, use_terminal
 
-from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.console.model.snapshot import PartStatus, Snapshot
 from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.terminal.app import TopServices
@@ -205,7 +205,9 @@ def test_a_transaction_that_ends_leaves_its_page_and_says_so() -> None:
 def test_a_hanging_transaction_appears_by_itself() -> None:
     async def steps(screen: Screen) -> None:
         assert screen.lines[0].startswith("tallystick ok")
-        case = make_case(HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=Verdict.HANGING)
+        case = make_case(
+            HangingFinding.UNKNOWN_PRODUCER_ID, None, pair(77, 0), verdict=HangingVerdict.HANGING
+        )
         await screen.publish(read_again(make_snapshot(cases=[case])))
         assert screen.lines[0].startswith("tallystick hanging")
         assert "transactions abort" in screen.text

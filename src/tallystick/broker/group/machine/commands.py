@@ -28,7 +28,7 @@ class JoinGroup(Value, kw_only=True):
     """JoinGroup.
 
     member_id                 None for a member that has none yet
-    requires_known_member_id  version 4 and later: an id is handed out first (KIP-394)
+    requires_known_member_id  version 4 and later: the client gets an id first (KIP-394)
     supports_skip_assignment  version 9 and later (KIP-814)
     """
 

@@ -100,7 +100,7 @@ class SessionsStarted(Value, kw_only=True):
 
 
 class MemberIdAssigned(Value, kw_only=True):
-    """An id was handed out; the client is expected to join with it (KIP-394)."""
+    """The client got an id and is expected to join with it (KIP-394)."""
 
     member_id: MemberId
     deadline_ms: DeadlineMs
@@ -160,7 +160,7 @@ class GenerationStarted(Value, kw_only=True):
 
 
 class SyncReceived(Value, kw_only=True):
-    """A member sent SyncGroup. `ticket` None: it is answered at once."""
+    """A member sent SyncGroup. `ticket` None: it is answered immediately."""
 
     member_id: MemberId
     ticket: Ticket | None

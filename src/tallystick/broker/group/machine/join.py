@@ -1,6 +1,6 @@
 """JoinGroup: admission of members.
 
-no member id, dynamic   version 4+: an id is handed out, nothing else (KIP-394); before: a member
+no member id, dynamic   version 4+: the client gets an id, nothing else (KIP-394); before: a member
 no member id, static    a new member, or the instance's next incarnation, which fences the old (KIP-345)
 pending id              becomes a member
 id of a member          joins again; whether that rebalances depends on state and offers
@@ -243,7 +243,7 @@ def _replace_static_member(
         return draft.build_step(None, own=command.ticket)
     draft.emit(build_group_stored(draft.group))
     answer = build_join_result(draft.group, new_id)
-    # KIP-814: a leader that restarted gets its members back, and is told that they are assigned already.
+    # KIP-814: a leader that restarted gets its members back, and learns that they are assigned already.
     if command.supports_skip_assignment:
         leads = draft.group.leader_id == new_id
         members = list_members(draft.group) if leads else ()

@@ -237,7 +237,7 @@ def _start_generation(draft: GroupDraft) -> None:
 
 
 def remove_members(draft: GroupDraft, member_ids: tuple[MemberId, ...], reason: str) -> None:
-    """Remove members. Parked ones are answered UNKNOWN_MEMBER_ID, so that a live client joins anew."""
+    """Remove members. Parked ones are answered UNKNOWN_MEMBER_ID, so that a live client joins again."""
     refusal = Reject(ErrorCode.UNKNOWN_MEMBER_ID, reason)
     for member_id in member_ids:
         member = draft.group.members.get(member_id)

@@ -1,7 +1,7 @@
-"""Fetch: answers at once, or waits until there are enough bytes or the wait time is over.
+"""Fetch: answers immediately, or waits until there are enough bytes or the wait time is over.
 
-The first attempt is made at once. If it finds too little, the request registers with its partitions and is
-tried again when one of them advances; a waiting fetch holds nothing but the names of its partitions.
+The first attempt is made immediately. If it finds too little, the request registers with its partitions and
+is tried again when one of them advances; a waiting fetch holds nothing but the names of its partitions.
 
 Source: KafkaApis.handleFetchRequest, DelayedFetch, ReplicaManager.readFromLog.
 """
@@ -77,14 +77,14 @@ class _FetchAttempt:
 
     partitions: list[tuple[CachedPartition, PartitionData]]
     size: int = 0
-    must_answer_now: bool = False  # an error or a diverging epoch is answered at once
+    must_answer_now: bool = False  # an error or a diverging epoch is answered immediately
     may_keep_session: bool = True
 
 
 def handle(
     broker: FetchPort, body: memoryview, context: RequestContext
 ) -> ResponseBody | Awaitable[ResponseBody]:
-    """Answer at once if there is enough to return, else wait."""
+    """Answer immediately if there is enough to return, else wait."""
     if len(body) > INLINE_DECODE_BYTES_MAX:
         return _serve_large(broker, body, context)
     return _serve(broker, decode(FetchRequest, body, context.api_version), context)
@@ -383,7 +383,7 @@ class _DelayedFetch:
     def wait(self, attempt: _FetchAttempt) -> "asyncio.Future[ResponseBody]":
         """Return a future of the response; cancelling it drops the request."""
         # As in Kafka, the rights are those at the arrival of the request, however long it waits. What may not
-        # be read was answered at once, so that all may be read of a request that waits.
+        # be read was answered immediately, so that all may be read of a request that waits.
         self._known = None
         loop = asyncio.get_running_loop()
         self._future: asyncio.Future[ResponseBody] = loop.create_future()

@@ -31,7 +31,7 @@ from tallystick.broker.handlers.data.transactional_produce import (
     append_transactional,
     reject_unauthorized,
 )
-from tallystick.broker.handlers.data.verification import check_not_borrowed
+from tallystick.broker.handlers.data.verification import check_producer_id_owner
 from tallystick.broker.handlers.dispatch import ResponseBody, decode_in_thread
 from tallystick.broker.handlers.ports import ProducePort
 from tallystick.broker.handlers.sliced_response import LoopYielder
@@ -80,7 +80,7 @@ def handle(
         return ExclusiveResponse(_decode_large(broker, memoryview(bytes(body)), context))
     produce = parse(request, context, broker.config.max_partitions)
     authorize(broker, produce)
-    is_slow = bool(produce.traits & MAY_BE_SLOW) and any(
+    is_slow = bool(produce.batch_flags & MAY_BE_SLOW) and any(
         _find_slow_partition(broker, topic, part) for topic, part in produce.iter_undecided()
     )
     if is_slow or produce.partition_count > PARTITIONS_BEFORE_YIELD:
@@ -118,7 +118,7 @@ async def _walk_slowly(broker: ProducePort, produce: ProduceInProgress, size: in
     """
     yielder = LoopYielder()
     with broker.request_memory.acquired(produce.context.client_host, size):
-        if produce.traits & MAY_BE_SLOW:
+        if produce.batch_flags & MAY_BE_SLOW:
             async with broker.decode_lock:
                 for topic, part in produce.iter_undecided():
                     await _validate(broker, topic, part)
@@ -166,7 +166,7 @@ def _append(broker: ProducePort, produce: ProduceInProgress, topic: TopicKey, pa
         part.result = UNVERIFIED
         produce.transactional.append(TransactionalAppend(part, partition, header))
         return
-    refusal = check_not_borrowed(broker, header) if header.producer_id >= 0 else None
+    refusal = check_producer_id_owner(broker, header) if header.producer_id >= 0 else None
     if refusal is not None:
         part.result = refusal
         return

@@ -29,7 +29,7 @@ from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.data.produce import ProduceRequest
 from tallystick.protocol.records import BatchHeader
 from tallystick.storage.log.log import AppendResult
-from tallystick.storage.state.validation import IS_TRANSACTIONAL, read_traits
+from tallystick.storage.state.validation import IS_TRANSACTIONAL, read_batch_flags
 
 TOPIC_ID_SINCE: Final = 13  # KIP-516
 # A request with more partitions yields to the event loop while it is served.
@@ -70,7 +70,7 @@ class TransactionalAppend:
 class ProduceInProgress:
     """A Produce request on its way from parsing to the response. Each step fills in results.
 
-    traits         of all batches, as `read_traits` returns them
+    batch_flags    of all batches, as `read_batch_flags` returns them
     transactional  batches to verify
     unfinished     appended batches, each with something that must be durable before the response
     """
@@ -79,12 +79,12 @@ class ProduceInProgress:
     context: RequestContext
     topics: list[tuple[TopicKey, list[PartitionAppend]]]
     partition_count: int
-    traits: int
+    batch_flags: int
     transactional: list[TransactionalAppend] = field(default_factory=list)
     unfinished: "list[tuple[PartitionAppend, asyncio.Future[None]]]" = field(default_factory=list)
 
     def add_unfinished(self, part: PartitionAppend, durable: "asyncio.Future[None] | None") -> None:
-        """Let the response wait for `durable`, None if it is durable already. acks=0 has no response."""
+        """Make the response wait for `durable`, None if it is durable already. acks=0 has no response."""
         if durable is not None and self.request.acks != 0:
             self.unfinished.append((part, durable))
 
@@ -118,7 +118,7 @@ def parse(request: ProduceRequest, context: RequestContext, partitions_max: int)
     """
     by_id = context.api_version >= TOPIC_ID_SINCE
     topics: list[tuple[TopicKey, list[PartitionAppend]]] = []
-    traits = count = 0
+    batch_flags = count = 0
     for topic in request.topic_data:
         count += len(topic.partition_data)
         if count > PARTITIONS_BEFORE_YIELD and count > partitions_max:
@@ -129,12 +129,12 @@ def parse(request: ProduceRequest, context: RequestContext, partitions_max: int)
         for part in topic.partition_data:
             records = part.records
             if records:
-                traits |= read_traits(records)
+                batch_flags |= read_batch_flags(records)
             parts.append(PartitionAppend(part.index, records or b""))
         topics.append((topic.topic_id if by_id else topic.name, parts))
     if count > 1:
         _refuse_repeated(topics, count)
-    return ProduceInProgress(request, context, topics, count, traits)
+    return ProduceInProgress(request, context, topics, count, batch_flags)
 
 
 def _refuse_repeated(topics: list[tuple[TopicKey, list[PartitionAppend]]], count: int) -> None:
@@ -152,7 +152,7 @@ def authorize(broker: ProducePort, produce: ProduceInProgress) -> None:
     if not broker.authorizer.is_configured:
         return
     request, context = produce.request, produce.context
-    if produce.traits & IS_TRANSACTIONAL:
+    if produce.batch_flags & IS_TRANSACTIONAL:
         name = request.transactional_id
         if name is None or not may_write_as(broker, context, name):
             for at in range(len(produce.topics)):

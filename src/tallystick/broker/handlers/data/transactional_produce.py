@@ -1,8 +1,8 @@
-"""Transactional batches of a Produce request: appended at once, or after asking the coordinator.
+"""Transactional batches of a Produce request: appended immediately, or after asking the coordinator.
 
-A batch is appended at once if its transaction is open in the partition; all others are appended in order
+A batch is appended immediately if its transaction is open in the partition; all others are appended in order
 after the coordinator's answer. One command covers all partitions of a request. If the coordinator need not
-wait for the disk, it answers at once, and no batch waits.
+wait for the disk, it answers immediately, and no batch waits.
 
 Source: KIP-890; KafkaApis.handleProduceRequest, ReplicaManager.handleProduceAppend.
 """
@@ -88,14 +88,14 @@ def append_transactional(broker: ProducePort, produce: ProduceInProgress) -> "Wa
             guarded.append((batch, verification))
     if not guarded:
         return None
-    asker = VerificationContext(
+    verification_context = VerificationContext(
         transactional_id=_get_transactional_id(produce),
         is_implicit=implicit,
         knows_abortable=context.api_version >= ABORTABLE_SINCE,
         needs_durable=False,
         requester=context,
     )
-    waiting_batches = WaitingBatches(broker, produce, asker, guarded)
+    waiting_batches = WaitingBatches(broker, produce, verification_context, guarded)
     if waiting_batches.try_append_now():
         return None
     waiting_batches.queue_up()
@@ -135,19 +135,19 @@ def _check_producers(batches: Sequence[TransactionalAppend]) -> Reject | None:
 class WaitingBatches:
     """Batches of one request that wait. Used once.
 
-    `try_append_now`, and if that fails `queue_up`, at once, and `append_when_verified`.
+    `try_append_now`, and if that fails immediately `queue_up`, and `append_when_verified`.
     """
 
     def __init__(
         self,
         broker: ProducePort,
         produce: ProduceInProgress,
-        asker: VerificationContext,
+        verification_context: VerificationContext,
         guarded: Sequence[tuple[TransactionalAppend, VerificationStateEntry | None]],
     ) -> None:
         self._broker = broker
         self._produce = produce
-        self._verification_context = asker
+        self._verification_context = verification_context
         self._partitions_to_verify = frozenset(
             batch.target.topic_partition for batch, guard in guarded if guard is not None
         )
@@ -155,7 +155,7 @@ class WaitingBatches:
         self._answer: asyncio.Future[TxnAnswer] | None = None
         if self._partitions_to_verify:
             self._answer = request_verification(
-                broker, asker, get_producer(guarded[0][0].header), self._partitions_to_verify
+                broker, verification_context, get_producer(guarded[0][0].header), self._partitions_to_verify
             )
         self._memory_charge: tuple[str, int] | None = None  # host, bytes
         self._guarded = guarded
@@ -174,7 +174,7 @@ class WaitingBatches:
         return True
 
     def queue_up(self) -> None:
-        """Take the batches' turns, behind earlier ones. Order: no await since the coordinator was asked."""
+        """Queue the batches behind earlier ones. Order: no await since the coordinator was asked."""
         self._batches = [
             _WaitingBatch(batch, verification, AppendTurn(batch.target, batch.header.producer_id))
             for batch, verification in self._guarded

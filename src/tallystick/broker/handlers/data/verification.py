@@ -4,7 +4,8 @@ A partition with an open transaction that the coordinator does not know would ne
 stable offset would never advance (KAFKA-14402). So before the first batch of a transaction is appended:
 
     1. a guard of the partition is taken, which records that a question is under way;
-    2. the coordinator is asked: with the newer protocol it adds the partition, with the older one it verifies
+    2. a request to the coordinator: with the newer protocol it adds the partition, with the older one it
+    verifies
        that the client did so itself (KIP-890 parts 2 and 1);
     3. the guard is passed to the log, which accepts it unless a marker in between made it void;
     4. a producer is answered when the data and the coordinator's record are durable; both are forced to the
@@ -83,7 +84,7 @@ class AppendTurn:
             await asyncio.wait((self._predecessor,))
 
     def release(self) -> None:
-        """Let the next batch go, once all batches ahead have left: this one is appended or refused."""
+        """Release the next batch once all batches ahead have left: this one is appended or refused."""
         if self._predecessor is not None and not self._predecessor.done():
             self._predecessor.add_done_callback(lambda _: self._finish())
         else:
@@ -132,7 +133,7 @@ def check_not_replaced(broker: HasTransactions, header: BatchHeader) -> Reject |
     )
 
 
-def check_not_borrowed(broker: HasTransactions, header: BatchHeader) -> Reject | None:
+def check_producer_id_owner(broker: HasTransactions, header: BatchHeader) -> Reject | None:
     """Refuse a batch outside of transactions whose producer id belongs to a transactional id.
 
     No client of that id sends one: it refuses to write without a transaction. Kafka accepts it, so a client
@@ -151,7 +152,7 @@ def check_not_borrowed(broker: HasTransactions, header: BatchHeader) -> Reject |
 
 def request_verification(
     broker: HasTransactions,
-    asker: VerificationContext,
+    context: VerificationContext,
     identity: ProducerIdAndEpoch,
     partitions: frozenset[TopicPartition],
 ) -> asyncio.Future[TxnAnswer]:
@@ -161,15 +162,15 @@ def request_verification(
     if it need not wait for the disk; `collect_refusals` reads the answer.
     """
     command: TxnCommand = (
-        AddPartitionsByLeader(identity=identity, partitions=partitions, needs_durable=asker.needs_durable)
-        if asker.is_implicit
+        AddPartitionsByLeader(identity=identity, partitions=partitions, needs_durable=context.needs_durable)
+        if context.is_implicit
         else VerifyPartitions(identity=identity, partitions=partitions)
     )
-    return broker.transactions.submit(asker.transactional_id, command, asker.requester)
+    return broker.transactions.submit(context.transactional_id, command, context.requester)
 
 
 def collect_refusals(
-    answer: TxnAnswer, asker: VerificationContext, partitions: frozenset[TopicPartition]
+    answer: TxnAnswer, context: VerificationContext, partitions: frozenset[TopicPartition]
 ) -> Mapping[TopicPartition, Reject]:
     """Return the refused partitions, with the codes that producers know.
 
@@ -177,19 +178,19 @@ def collect_refusals(
     CONCURRENT_TRANSACTIONS, and the codes of a coordinator that is not ready.
     """
     if isinstance(answer, Reject):
-        return dict.fromkeys(partitions, _translate_refusal(answer, asker))
+        return dict.fromkeys(partitions, _translate_refusal(answer, context))
     if isinstance(answer, VerifyPartitionsResult):
         return {
             partition: _translate_refusal(
                 Reject(code, f"the transaction does not include {partition}; nothing was appended. Abort it"),
-                asker,
+                context,
             )
             for partition, code in answer.errors.items()
         }
     return {}
 
 
-def _translate_refusal(refusal: Reject, asker: VerificationContext) -> Reject:
+def _translate_refusal(refusal: Reject, context: VerificationContext) -> Reject:
     """Translate a refusal for the producer.
 
     A fenced producer gets INVALID_PRODUCER_EPOCH from partition leaders, after which it may abort and
@@ -200,7 +201,7 @@ def _translate_refusal(refusal: Reject, asker: VerificationContext) -> Reject:
     match refusal.code:
         case ErrorCode.PRODUCER_FENCED:
             return Reject(ErrorCode.INVALID_PRODUCER_EPOCH, refusal.reason)
-        case ErrorCode.TRANSACTION_ABORTABLE if not asker.knows_abortable:
+        case ErrorCode.TRANSACTION_ABORTABLE if not context.knows_abortable:
             return Reject(ErrorCode.INVALID_TXN_STATE, refusal.reason)
     return refusal
 
@@ -221,20 +222,20 @@ async def open_transaction(
 
     Rejects with: as `collect_refusals`.
     """
-    asker = VerificationContext(
+    context = VerificationContext(
         transactional_id=transactional_id,
         is_implicit=implicit,
         knows_abortable=knows_abortable,
         requester=requester,
     )
-    verification = begin_verification(broker, partition, header, implicit=asker.is_implicit)
+    verification = begin_verification(broker, partition, header, implicit=context.is_implicit)
     if isinstance(verification, Reject):
         return verification
     if verification is None:
         return NO_GUARD
     name = partition.topic_partition
-    answer = await request_verification(broker, asker, get_producer(header), frozenset({name}))
-    refusals = collect_refusals(answer, asker, frozenset({name}))
+    answer = await request_verification(broker, context, get_producer(header), frozenset({name}))
+    refusals = collect_refusals(answer, context, frozenset({name}))
     broker.metrics.verification_failures.add(by=len(refusals))
     reject = refusals.get(name)
     if reject is not None:

@@ -1,7 +1,7 @@
 """ConsumerGroupHeartbeat and ConsumerGroupDescribe: refused, because all groups are classic here.
 
 Both are served so that they can be refused. With `group.protocol=consumer`, librdkafka waits for ever if
-ApiVersions does not list the first, and fails at once on UNSUPPORTED_VERSION, which a Kafka cluster with
+ApiVersions does not list the first, and fails immediately on UNSUPPORTED_VERSION, which a Kafka cluster with
 `group.version` 0 answers, too. Java's tools then describe a group by the classic API.
 
 Source: KIP-848; KafkaApis.handleConsumerGroupHeartbeat and handleConsumerGroupDescribe.

@@ -163,7 +163,7 @@ async def heartbeat(
 async def leave(
     broker: GroupsPort, request: LeaveGroupRequest, context: RequestContext
 ) -> LeaveGroupResponse:
-    """Remove members at once, without waiting for their session timeouts."""
+    """Remove members immediately, without waiting for their session timeouts."""
     if not may_on_group(broker, context, Operation.READ, request.group_id):
         return LeaveGroupResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     if not request.group_id:

@@ -41,7 +41,7 @@ _DENIED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 def handle(
     broker: MetadataPort, request: MetadataRequest, context: RequestContext
 ) -> SlicedListResponse | Awaitable[SlicedListResponse]:
-    """Answer at once unless a topic has to be created."""
+    """Answer immediately unless a topic has to be created."""
     # Version 0 has no null: an empty list stands for all topics.
     if request.topics is None or (context.api_version == 0 and not request.topics):
         # The sender named none of them: what he may not describe is left out.

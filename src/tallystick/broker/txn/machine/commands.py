@@ -117,7 +117,7 @@ TxnCommand = (
 class PendingPolicy(Enum):
     """Treatment of a command that arrives while the id's last Step is not durable yet."""
 
-    REFUSE = "answered CONCURRENT_TRANSACTIONS at once"
+    REFUSE = "answered CONCURRENT_TRANSACTIONS immediately"
     CHECK_IDENTITY = "a wrong pair is refused for that, a right one with CONCURRENT_TRANSACTIONS"
     DECIDE_AT_ONCE = "decided on what is durable"
     WAIT = "decided after the Step, in order"

@@ -108,7 +108,7 @@ class DecisionReplay:
         self._pending: dict[TransactionalId, RecordedDecision] = {}
 
     def replay(self, record: TxnRecord) -> None:
-        """Take in one record; all records of an id in log order."""
+        """Add one record; all records of an id in log order."""
         if isinstance(record, EntryRemoved):
             self._writers.pop(record.transactional_id, None)
             self._keep_if_relevant(self._pending.pop(record.transactional_id, None))

@@ -92,7 +92,7 @@ def refuse_while_pending(entry: TxnEntry | None, command: TxnCommand) -> Reject:
     An EndTxn of a version before 2 has its producer id and epoch checked first [TXN-5].
     """
     # Kafka's EndTxn up to version 4 compares the identity before it looks for a pending change: a fenced
-    # producer must not be told to retry.
+    # producer must not retry.
     if (
         isinstance(command, EndTxn)
         and entry is not None

@@ -138,7 +138,7 @@ def _end_without_bump(entry: TxnEntry, command: EndTxn, env: TxnEnv) -> TxnStep 
         case OngoingPhase():
             return _build_end_step(entry, phase, EndDecision(outcome, 0), env)
         case DecidedPhase():
-            # KIP-98: a decision is final; only a retry of the same one is told to wait for its markers.
+            # KIP-98: a decision is final; only a retry of the same one waits for its markers.
             return (
                 CONCURRENT_TRANSACTIONS if phase.outcome is outcome else _refuse_other_result(entry, outcome)
             )
@@ -320,7 +320,7 @@ def find_missing_markers(entry: TxnEntry) -> MarkerRequest | None:
 
 
 def decide_markers_written(entry: TxnEntry | None, command: MarkersWritten, env: TxnEnv) -> TxnStep | Reject:
-    """Note that markers are in their partitions; with the last one the transaction is complete [TXN-9].
+    """Record that markers are in their partitions; with the last one the transaction is complete [TXN-9].
 
     Source: KIP-939: no other transaction of the id starts "until the transaction decision is delivered to all
         participating partitions".

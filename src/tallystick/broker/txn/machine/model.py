@@ -17,7 +17,7 @@ An id is in one of these phases. Kafka's names for them are in `TxnState`; the l
 
     Idle ------- AddPartitions, or the first record --------------------> Ongoing
     Ongoing ---- EndTxn; InitProducerId without keep; timeout ----------> Decided
-    Idle ------- EndTxn abort with nothing written (version 2 only) ----> Decided, and at once Idle
+    Idle ------- EndTxn abort with nothing written (version 2 only) ----> Decided, and immediately Idle
     Decided ---- every partition has its marker ------------------------> Idle
     Idle ------- InitProducerId ----------------------------------------> Idle (Empty)
     Idle ------- unused for transactional.id.expiration.ms -------------> gone

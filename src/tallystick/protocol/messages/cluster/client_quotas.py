@@ -14,7 +14,7 @@ class QuotaFilterComponent:
 
 @message(api_key=48, versions="0-1", flexible="1+")
 class DescribeClientQuotasRequest:
-    """Which entities' quotas are wanted; `strict` leaves out those with types that the filter does not name.
+    """List the quotas of entities; `strict` leaves out those with types that the filter does not name.
 
     Source: KIP-546; Kafka DescribeClientQuotasRequest.
     """
@@ -43,7 +43,7 @@ class QuotaDescription:
 
 @message(api_key=48, versions="0-1", flexible="1+")
 class DescribeClientQuotasResponse:
-    """The quotas of each entity; null beside an error.
+    """The quotas of each entity; null with an error.
 
     Source: Kafka DescribeClientQuotasResponse.
     """

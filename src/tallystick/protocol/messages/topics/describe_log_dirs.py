@@ -13,7 +13,7 @@ class DescribableLogDirTopic:
 
 @message(api_key=35, versions="1-5", flexible="2+")
 class DescribeLogDirsRequest:
-    """Partitions whose size on disk is asked for; null means all.
+    """Partitions whose size on disk is requested; null means all.
 
     Source: KIP-113; Kafka DescribeLogDirsRequest.
     """

@@ -11,8 +11,8 @@ from weakref import finalize
 
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.blocking.thread import EngineThread, engine_thread
-from tallystick.client.config import ProducerConfig
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.options.rights import explain_missing_right
