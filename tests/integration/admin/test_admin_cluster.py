@@ -16,13 +16,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
+pytestmark = [pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from tests.support.interrupting import POINTS_MAX, cancelled_at, interrupted, points
@@ -19,12 +19,6 @@ pytestmark = [
 ]
 
 _names = (f"c-{n}" for n in itertools.count())
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as made:
-        yield made
 
 
 @pytest.fixture

@@ -25,16 +25,15 @@ from tallystick.dualwrite import DualWriter
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.slow,
+    pytest.mark.broker(
+        in_process=False, config={"flush.policy": "os", "transaction.partition.verification.enable": "false"}
+    ),
+]
 
 _serial = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    settings = {"flush.policy": "os", "transaction.partition.verification.enable": "false"}
-    with EmbeddedBroker(config=settings) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

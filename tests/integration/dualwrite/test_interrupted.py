@@ -6,7 +6,6 @@ it at the n-th line of the synchronous clients, for every n there is.
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 
 import pytest
 from tests.support.interrupting import POINTS_MAX, cancelled_at, interrupted, points
@@ -31,12 +30,6 @@ class Alarm(Exception):
 
 
 KINDS = [KeyboardInterrupt, Alarm]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as made:
-        yield made
 
 
 @pytest.fixture

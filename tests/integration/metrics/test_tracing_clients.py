@@ -37,12 +37,6 @@ pytestmark = pytest.mark.server
 FOREIGN = b"00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @pytest.fixture
 def traces() -> Iterator[Traces]:
     with traced() as traces:

@@ -48,12 +48,6 @@ pytestmark = pytest.mark.server
 OUTCOME = "tallystick.outcome"
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @pytest.fixture
 def traces() -> Iterator[Traces]:
     with traced() as traces:

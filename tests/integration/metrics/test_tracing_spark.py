@@ -18,7 +18,7 @@ from tallystick.admin.topics import NewTopic
 from tallystick.spark import foreach_batch, to_table, to_topic
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 # What a user writes, but for the exporter: one line of JSON for each span.
 SETUP = """
@@ -59,12 +59,6 @@ def fail():
 """
 
 Span = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -43,12 +43,6 @@ JSON = (
 ORDER = {"id": "o-1", "cents": 350}
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @pytest.fixture
 def topic(broker: EmbeddedBroker) -> str:
     name = new_name()

@@ -28,12 +28,6 @@ pytestmark = [pytest.mark.server]
 MODES = ("2pc", "keep", "resume")
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as running:
-        yield running
-
-
 @pytest.fixture
 def query(broker: EmbeddedBroker) -> Iterator[Query]:
     made = Query(broker.bootstrap_servers)

@@ -29,12 +29,6 @@ ALL = ReadAllAvailable()
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as made:
         yield made

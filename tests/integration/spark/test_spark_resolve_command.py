@@ -23,12 +23,6 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as running:
-        yield running
-
-
 @pytest.fixture
 def query(broker: EmbeddedBroker) -> Iterator[Query]:
     made = Query(broker.bootstrap_servers)

@@ -28,19 +28,13 @@ from tallystick.spark import foreach_batch, resolve, resolve_rows, to_table, to_
 from tallystick.spark.sink.projection import HASH_COLUMN, project_sinks
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ROOT = Path(__file__).parents[3]
 ROWS = 40
 BEGAN_S = 1_700_000_000
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
 
 
 class Place:
