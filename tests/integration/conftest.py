@@ -1,14 +1,30 @@
-"""The worlds of dual writes: a table and a topic that must agree, on each database."""
+"""What the integration tests ask a broker for: an administrator, a topic, and worlds of dual writes."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import NullPool, create_engine, make_url
-from tests.support.dual_world import MakeWorld, World, worlds
+from tests.support.dual_world import MakeWorld, World, new_name, worlds
+from tests.support.raw_producer import make_topic
 from tests.support.servers import MariaDB, PostgreSQL
 
+from tallystick import Admin
 from tallystick.testing import EmbeddedBroker
+
+
+@pytest.fixture
+def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic(broker: EmbeddedBroker) -> str:
+    """A topic of one partition that no other test has."""
+    name = new_name()
+    make_topic(broker, name)
+    return name
 
 
 @pytest.fixture

@@ -38,12 +38,6 @@ _serial = itertools.count(1)
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    with Lives() as running:
-        yield running
-
-
 class Scene:
     """A topic, an SQLite store, and writers of one transactional id."""
 

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,6 @@ pytestmark = [
 ]
 
 _serial = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    with Lives() as running:
-        yield running
 
 
 class Drill(Watcher):

@@ -1,7 +1,6 @@
 """`spark.readStream.format("tallystick")` on our broker."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_proces
 
 # What is away is asked for again over this time.
 SHORT_TIMEOUTS = {"kafka__default__api__timeout__ms": 5000, "kafka__request__timeout__ms": 5000}
-
-
-@pytest.fixture
-def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
-    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as made:
-        yield made
 
 
 @pytest.fixture

@@ -22,12 +22,6 @@ pytestmark = pytest.mark.server
 
 
 @pytest.fixture
-def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
-    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as made:
-        yield made
-
-
-@pytest.fixture
 def topic(admin: Admin, request: pytest.FixtureRequest) -> str:
     name = request.node.name
     admin.create_topics([NewTopic(name=name, partitions=2)]).all()
