@@ -134,6 +134,14 @@ def _spark_kafka_jars() -> str | Unavailable:
         return exc
 
 
+@pytest.fixture(scope="module")
+def broker(request: pytest.FixtureRequest) -> Iterator[embedded.EmbeddedBroker]:
+    """A broker of this file's own, in a thread; the mark `broker` gives other settings."""
+    mark = request.node.get_closest_marker("broker")
+    with embedded.EmbeddedBroker(**({"in_process": True} | (mark.kwargs if mark else {}))) as running:
+        yield running
+
+
 # A server is started once in a run, by the first test that asks for it; each test has a database of its own.
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[servers.PostgreSQL]:

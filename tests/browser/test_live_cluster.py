@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +14,7 @@ from tallystick.testing import EmbeddedBroker
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.broker(in_process=False)]
 
 TALLYSTICK = [sys.executable, "-m", "tallystick.cli.main"]
 
@@ -52,12 +51,6 @@ class ConsoleProgram:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
 
 
 def test_a_transaction_comes_and_goes_in_an_open_page(broker: EmbeddedBroker, browser: "Browser") -> None:

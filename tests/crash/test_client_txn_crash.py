@@ -1,7 +1,6 @@
 """A dual write of a client, crashed at every request, before and after, in every mode; and its recovery."""
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count, product
 
@@ -25,12 +24,6 @@ SETTINGS: dict[Mode, dict[str, object]] = {
 }
 REQUESTS_MAX = 40
 _names = count()
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
 
 
 async def story(broker: EmbeddedBroker, mode: Mode, first: FaultPlan, second: FaultPlan) -> bool:

@@ -38,12 +38,6 @@ Writer = DualWriter[SqlTransaction]
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
 def server() -> Iterator[PostgreSQL]:
     """A server of this module's own: it is killed."""
     yield from running(PostgreSQL)

@@ -19,17 +19,16 @@ from tests.support.servers import quick_place
 
 from tallystick.testing import EmbeddedBroker, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1200 if LONG else 300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.server,
+    pytest.mark.timeout(1200 if LONG else 300),
+    pytest.mark.broker(flush_policy="os"),
+]
 
 KINDS = ["sqlite", "postgresql+psycopg", "mysql+pymysql", "postgresql+asyncpg", "django"]
 DECISIVE = ("claim key", "store result", "record", "commit database", "commit")
 _serial = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True, config={"flush.policy": "os"}) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -68,13 +68,12 @@ OTHERS: Final = (
     "delta",
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1200 if LONG else 300)]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True, config={"flush.policy": "os"}) as running:
-        yield running
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.server,
+    pytest.mark.timeout(1200 if LONG else 300),
+    pytest.mark.broker(flush_policy="os"),
+]
 
 
 @pytest.fixture(scope="module")

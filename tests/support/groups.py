@@ -1,10 +1,11 @@
 """The real group coordinator on an in-memory log, with a disk that the test controls."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from functools import wraps
+from collections.abc import Iterator
 from itertools import count
-from typing import Any
+
+from tests.support.loops import Turn as Turn
+from tests.support.loops import on_a_loop as on_a_loop
 
 from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.group.machine.commands import (
@@ -30,21 +31,6 @@ from tallystick.testing import FakeClock
 
 G = GroupId("g")
 T0 = TopicPartition("t", 0)
-
-
-class Turn:
-    """An awaitable that lets everything that is ready run once."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield
-
-
-def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 class Gate:

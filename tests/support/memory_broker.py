@@ -1,13 +1,14 @@
 """A whole broker without sockets, on an in-memory disk: requests go in as bytes, answers out as values."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.loops import Turn as Turn
+from tests.support.loops import on_a_loop as on_a_loop
 
 from harness.memory_fs import MemoryFileSystem
 from harness.sim.machine import InMemoryMetadataStore
@@ -196,13 +197,6 @@ async def loaded(desk: MemoryBroker) -> None:
         await desk.broker.transactions._loader.loading_task
 
 
-class Turn:
-    """An awaitable that lets everything that is ready run once."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield
-
-
 async def completed(desk: MemoryBroker) -> None:
     """Wait until every decided transaction has its markers."""
     for _ in range(1_000):
@@ -212,14 +206,6 @@ async def completed(desk: MemoryBroker) -> None:
             return
         await Turn()
     raise AssertionError("markers are still on their way")
-
-
-def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 def versions(key: ApiKey) -> Any:

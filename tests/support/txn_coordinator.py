@@ -1,10 +1,12 @@
 """The transaction coordinator over a topic, partitions and a clock that the test controls."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
-from functools import wraps
+from collections.abc import Awaitable, Iterator
 from itertools import count
 from typing import Any
+
+from tests.support.loops import Turn as Turn
+from tests.support.loops import on_a_loop as on_a_loop
 
 from tallystick.broker.txn.codec import decode_batches
 from tallystick.broker.txn.coordinator import (
@@ -43,21 +45,6 @@ from tallystick.testing import FakeClock
 T = TransactionalId("t")
 P0, P1, P2 = (TopicPartition("data", index) for index in range(3))
 FULL = DiskFull("/data", "no space left")
-
-
-class Turn:
-    """An awaitable that lets everything that is ready run once."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield
-
-
-def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 class At(Value):

@@ -1,7 +1,6 @@
 """Topics, settings, groups, offsets and features through Admin, on our broker."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from tests.support.raw_producer import RawProducer
@@ -16,19 +15,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
-
-
-@pytest.fixture
-def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
-    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as opened:
-        yield opened
+pytestmark = [pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 
 def code_of(failure: Exception) -> int:

@@ -49,12 +49,6 @@ def at(running: EmbeddedBroker, request: pytest.FixtureRequest) -> TopicPartitio
     return TopicPartition(name, 0)
 
 
-@pytest.fixture
-def admin(running: EmbeddedBroker) -> Iterator[Admin]:
-    with Admin({"bootstrap.servers": running.bootstrap_servers}) as opened:
-        yield opened
-
-
 def test_list_and_describe(broker: EmbeddedBroker, admin: Admin, at: TopicPartition) -> None:
     with RawProducer(broker, "listed") as producer:
         producer.init()

@@ -7,7 +7,7 @@ import signal
 import socketserver
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -22,16 +22,16 @@ from tallystick.client.transactions import engine
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker, eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.slow,
+    pytest.mark.broker(
+        in_process=False, transaction_two_phase_commit_enable=True, auto_create_topics_enable=False
+    ),
+]
 
 LIMIT_S = 60
 Ran = subprocess.CompletedProcess[str]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(transaction_two_phase_commit_enable=True, auto_create_topics_enable=False) as running:
-        yield running
 
 
 @pytest.fixture

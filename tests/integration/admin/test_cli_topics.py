@@ -1,7 +1,7 @@
 """`tallystick topics`, `configs` and `groups`."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -12,15 +12,9 @@ from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
 
 
 @pytest.fixture

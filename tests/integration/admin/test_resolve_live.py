@@ -2,37 +2,26 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.pool import NullPool
-from tests.support.dual_world import Crash, Crashed, World, worlds
+from sqlalchemy import text
+from tests.support.dual_world import Crash, Crashed, MakeWorld, World
 
 from tallystick.cli.commands import resolve as command
 from tallystick.cli.main import main
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.testing import EmbeddedBroker, eventually
+from tallystick.testing import eventually
 
 pytestmark = pytest.mark.server
 
 MODES = [{}, {"tallystick.modes": "keep"}, {"tallystick.modes": "resume"}]
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @pytest.fixture(params=MODES, ids=["2pc", "keep", "resume"])
-def world(request: pytest.FixtureRequest, broker: EmbeddedBroker, tmp_path: Path) -> Iterator[World]:
-    for make in worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    ):
-        yield make(**dict(request.param))
+def world(request: pytest.FixtureRequest, sqlite_world: MakeWorld) -> World:
+    return sqlite_world(**request.param)
 
 
 def pay_until(world: World, name: str, end: threading.Event, paid: list[str], failed: list[object]) -> None:

@@ -22,12 +22,6 @@ from tallystick.testing import EmbeddedBroker, eventually
 pytestmark = pytest.mark.server
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @pytest.fixture(params=["rocksdb", "zookeeper", "django", "delta"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "rocksdb":

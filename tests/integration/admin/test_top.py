@@ -11,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine
 from tests.support.dual_world import new_name
 from tests.support.raw_producer import make_topic
 from tests.support.terminal import Screen
@@ -20,7 +19,6 @@ from tests.support.top_cluster import SECONDS_MAX, InTerminal, die_after, see, u
 from tallystick import Producer
 from tallystick.cli.main import main
 from tallystick.console.model.health import Limits
-from tallystick.dualwrite import SqlStore
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
@@ -30,15 +28,6 @@ pytestmark = pytest.mark.server
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(in_process=True) as running:
         yield running
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    url = f"sqlite:///{tmp_path}/shop.db"
-    engine = create_engine(url)
-    SqlStore(engine).create()
-    yield url
-    engine.dispose()
 
 
 def test_a_transaction_in_doubt_appears_with_its_verdict_and_goes(broker: EmbeddedBroker, url: str) -> None:

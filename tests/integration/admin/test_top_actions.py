@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
 from tests.support.terminal import Screen
 from tests.support.top_cluster import SECONDS_MAX, InTerminal, die_after, see, use_cluster
 
 from tallystick.console.model.health import Limits
-from tallystick.dualwrite import SqlStore
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
@@ -24,15 +22,6 @@ pytestmark = pytest.mark.server
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(in_process=True) as running:
         yield running
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    url = f"sqlite:///{tmp_path}/shop.db"
-    engine = create_engine(url)
-    SqlStore(engine).create()
-    yield url
-    engine.dispose()
 
 
 def read_audit(path: Path) -> list[dict[str, Any]]:

@@ -139,12 +139,6 @@ class Wire:
             return True
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as running:
-        yield running
-
-
 @pytest.fixture
 def wire(broker: EmbeddedBroker) -> Iterator[Wire]:
     connection = Wire(broker)

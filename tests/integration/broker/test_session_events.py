@@ -40,12 +40,6 @@ class HeardAsync(AsyncSession):
     sync_session_class = Heard
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @pytest.fixture
 def heard() -> Iterator[list[str]]:
     """The events, as `name event`."""

@@ -1,7 +1,6 @@
 """Arrow batches in and out, through the facades and a broker, with the codec's extension and without."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from tests.support.codecs_of_records import EXTENSION, codec
@@ -11,16 +10,10 @@ from tallystick.client.producer.batches.partitioner import hash_key_to_partition
 from tallystick.testing import EmbeddedBroker
 
 pa = pytest.importorskip("pyarrow", reason="the extra `arrow` is not installed")
-pytestmark = pytest.mark.server
 
 PARTITIONS = 4
+pytestmark = [pytest.mark.server, pytest.mark.broker(in_process=False, num_partitions=PARTITIONS)]
 ROWS = 3000
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(num_partitions=PARTITIONS) as running:
-        yield running
 
 
 def made(topics: list[str]):  # type: ignore[no-untyped-def]

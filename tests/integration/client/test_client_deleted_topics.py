@@ -1,7 +1,5 @@
 """Topics that are deleted, and made again, under a consumer and a producer that go on."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tallystick import Admin, Consumer, Producer, TopicPartition
@@ -9,16 +7,15 @@ from tallystick.admin import NewTopic
 from tallystick.client.errors import TopicRecreated, UnknownTopic
 from tallystick.testing import EmbeddedBroker, eventually
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.broker(
+        in_process=False,
+        config={"auto.create.topics.enable": "false", "group.initial.rebalance.delay.ms": "0"},
+    ),
+]
 
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    settings = {"auto.create.topics.enable": "false", "group.initial.rebalance.delay.ms": "0"}
-    with EmbeddedBroker(config=settings) as made:
-        yield made
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])

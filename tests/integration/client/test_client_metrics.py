@@ -4,15 +4,14 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import create_engine, text
-from sqlalchemy.pool import NullPool
-from tests.support.dual_world import MakeWorld, World, worlds
+from sqlalchemy import text
+from tests.support.dual_world import World
 
 from tallystick import Admin, Consumer, Producer, aio
 from tallystick.dualwrite import CommitUnknown, DualWriter, Lease, WriteInDoubt, WriterPool
@@ -26,21 +25,6 @@ pytestmark = pytest.mark.server
 
 Samples = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 SHOP = ("writer", "shop")
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[World]:
-    makers: Iterator[MakeWorld] = worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    )
-    for make in makers:
-        yield make()
 
 
 def parse(exposition: str) -> Samples:

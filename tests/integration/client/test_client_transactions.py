@@ -1,7 +1,6 @@
 """Transactions of the client against our broker: the modes, recovery after a crash, and lost answers."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from tests.support.plain_flow import PlainProducer, producer
@@ -34,12 +33,6 @@ MODES = {
 }
 # A small producer id would be, now and then, the one this very test was given.
 NEVER_GIVEN = PreparedTxnState("999999999:0")
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -36,12 +36,6 @@ RESUME = {"tallystick.modes": "resume"}
 DOWNGRADE, UPGRADE = 2, 1
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @pytest.fixture
 def name(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> str:
     made = "".join(c if c.isalnum() else "-" for c in request.node.name)

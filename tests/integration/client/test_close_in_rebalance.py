@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,17 +15,12 @@ from tallystick.client.settings.config import ConsumerConfig
 from tallystick.protocol.messages.groups.membership import JoinGroupRequest, SyncGroupRequest
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = pytest.mark.server
-
 SESSION_MS = 1_800_000  # who does not leave stays for longer than any test
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.broker(group_initial_rebalance_delay_ms=0, group_max_session_timeout_ms=SESSION_MS),
+]
 _names = (f"closed-{n}" for n in itertools.count())
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    settings = {"group.initial.rebalance.delay.ms": "0", "group.max.session.timeout.ms": str(SESSION_MS)}
-    with EmbeddedBroker(in_process=True, config=settings) as made:
-        yield made
 
 
 @pytest.fixture

@@ -29,13 +29,7 @@ from tallystick import (
 from tallystick.client.blocking.thread import engine_thread
 from tallystick.testing import EmbeddedBroker, eventually
 
-pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(num_partitions=1) as running:
-        yield running
+pytestmark = [pytest.mark.server, pytest.mark.broker(in_process=False, num_partitions=1)]
 
 
 @pytest.fixture

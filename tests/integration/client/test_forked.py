@@ -4,23 +4,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.broker(
+        in_process=False,
+        num_partitions=1,
+        config={"transaction.two.phase.commit.enable": "true", "group.initial.rebalance.delay.ms": "0"},
+    ),
+]
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    settings = {"transaction.two.phase.commit.enable": "true", "group.initial.rebalance.delay.ms": "0"}
-    with EmbeddedBroker(num_partitions=1, config=settings) as running:
-        yield running
 
 
 @pytest.mark.parametrize("kind", ["producer", "transaction", "consumer", "admin", "writer"])

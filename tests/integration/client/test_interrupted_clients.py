@@ -2,14 +2,13 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from tests.support.interrupting import POINTS_MAX, cancelled_at, interrupted, points
 from tests.support.raw_producer import committed_values
 
-from tallystick import Admin, Consumer, Producer, TopicPartition, aio
-from tallystick.admin import NewTopic
+from tallystick import Consumer, Producer, TopicPartition, aio
 from tallystick.client.errors import ClientError, Closed
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -17,22 +16,6 @@ pytestmark = [
     pytest.mark.server,
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
 ]
-
-_names = (f"c-{n}" for n in itertools.count())
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as made:
-        yield made
-
-
-@pytest.fixture
-def topic(broker: EmbeddedBroker) -> str:
-    name = next(_names)
-    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
-        admin.create_topics([NewTopic(name=name, partitions=1)])
-    return name
 
 
 def reader(broker: EmbeddedBroker, topic: str) -> dict[str, object]:

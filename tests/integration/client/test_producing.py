@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -22,13 +22,7 @@ from tallystick.client.settings.config import ProducerConfig
 from tallystick.kernel.errors import Effect
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as broker:
-        yield broker
+pytestmark = [pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 
 def create(bootstrap: str, topic: str, partitions: int = 1, **config: str) -> None:

@@ -25,24 +25,17 @@ from tallystick.dualwrite import DualWriter
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.slow,
+    pytest.mark.broker(
+        in_process=False, config={"flush.policy": "os", "transaction.partition.verification.enable": "false"}
+    ),
+]
 
 _serial = itertools.count(1)
 
 Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    settings = {"flush.policy": "os", "transaction.partition.verification.enable": "false"}
-    with EmbeddedBroker(config=settings) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    with Lives() as running:
-        yield running
 
 
 class Scene:

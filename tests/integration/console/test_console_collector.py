@@ -30,15 +30,9 @@ from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.acls import AclOperation, AclResource
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.broker(transaction_partition_verification_enable=False)]
 
 AT = TopicPartition("t", 0)
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True, transaction_partition_verification_enable=False) as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,15 @@ from tallystick.dualwrite import DualWriter
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.slow,
+    pytest.mark.broker(
+        in_process=False, config={"flush.policy": "os", "transaction.partition.verification.enable": "false"}
+    ),
+]
 
 _serial = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    settings = {"flush.policy": "os", "transaction.partition.verification.enable": "false"}
-    with EmbeddedBroker(config=settings) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    with Lives() as running:
-        yield running
 
 
 class Drill(Watcher):

@@ -31,12 +31,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield mounted
 
 
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    with Lives() as running:
-        yield running
-
-
 def see_refusal(watcher: Watcher, subject: str) -> dict[str, Any]:
     """Return the problem of what takes no writes, as soon as the first page shows it above all others."""
     page = watcher.show("/", lambda page: page["health"] == "refusing")

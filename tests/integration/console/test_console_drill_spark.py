@@ -15,15 +15,9 @@ from tests.support.spark_phases import DatabaseQuery, LakeQuery, Phase, PhasedQu
 from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.broker(flush_policy="os")]
 
 RECORDS: Final = 10
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(config={"flush.policy": "os"}, in_process=True) as running:
-        yield running
 
 
 @pytest.fixture(params=["topic", "database", "lake"])

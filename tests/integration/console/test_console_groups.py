@@ -1,6 +1,5 @@
 """True lag: what a group will be given, not what lies between two offsets."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,23 +18,11 @@ from tallystick.testing import EmbeddedBroker, eventually
 pytestmark = pytest.mark.server
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @pytest.fixture
 def at(broker: EmbeddedBroker) -> TopicPartition:
     name = new_name()
     make_topic(broker, name)
     return TopicPartition(name, 0)
-
-
-@pytest.fixture
-def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
-    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as opened:
-        yield opened
 
 
 def config_of(broker: EmbeddedBroker, **more: Any) -> CollectorConfig:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -26,12 +26,6 @@ from tallystick.testing import EmbeddedBroker, FakeClock
 pytestmark = pytest.mark.server
 
 K = TransitionKind
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
 
 
 def commit(broker: EmbeddedBroker, name: str, **more: object) -> None:

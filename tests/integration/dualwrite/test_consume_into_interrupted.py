@@ -1,14 +1,11 @@
 """An exception that lands anywhere in a batch of `consume_into`: no record is skipped, none is read twice."""
 
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.exc import StatementError
-from sqlalchemy.pool import NullPool
-from tests.support.dual_world import MakeWorld, World, worlds
+from tests.support.dual_world import World
 from tests.support.effort import long_form
 from tests.support.interrupts import Strike, TimeIsUp
 
@@ -17,22 +14,11 @@ from tallystick.dualwrite import consume_into
 from tallystick.dualwrite.blocking.consume import ConsumerLoop
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt
-from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
 
 VALUES = [f"{n}" for n in range(4)]
 LINES_MAX = 1_000
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with EmbeddedBroker(in_process=True) as broker:
-        make: MakeWorld
-        for make in worlds(
-            broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-        ):
-            yield make()
 
 
 def take(world: World, loop: ConsumerLoop[SqlTransaction], most: int) -> None:

@@ -24,12 +24,6 @@ pytestmark = pytest.mark.server
 _names = (f"in-{n}" for n in itertools.count())
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as made:
-        yield made
-
-
 class World:
     """A topic, and a database that it is read into."""
 

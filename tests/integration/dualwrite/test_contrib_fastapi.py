@@ -1,7 +1,7 @@
 """The FastAPI module: what a client is told is what both halves have."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,12 +41,6 @@ from tallystick.dualwrite.contrib.fastapi import (
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
 
 
 class Service:

@@ -1,7 +1,6 @@
 """The FastAPI module and Starlette's threads: requests that wait for a writer leave them to endpoints."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,12 +20,6 @@ from tallystick.testing import EmbeddedBroker, eventually
 pytestmark = pytest.mark.server
 
 THREADS, REQUESTS = 2, 8
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
 
 
 def test_requests_that_wait_for_a_writer_take_no_thread_from_the_one_that_has_it(

@@ -1,7 +1,7 @@
 """The FastStream middleware on messages that are delivered again, fail, or have no place of their own."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +26,6 @@ from tallystick.dualwrite.contrib.faststream import (
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
 
 
 def message(offset: int = 7, timestamp: int = 1000, topic: str = "orders") -> StreamMessage[Any]:

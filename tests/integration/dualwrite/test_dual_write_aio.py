@@ -3,8 +3,8 @@
 # ruff: noqa: PT012 - what a transaction raises comes at the end of its block
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,13 @@ from sqlalchemy.pool import NullPool
 from tests.support.dual_world import new_name
 from tests.support.raw_producer import committed_values, make_topic
 
-from tallystick.dualwrite import AsyncSqlStore, CommitUnknown, ManagedByWriter, Outcome, WriteInDoubt, aio
+from tallystick.dualwrite import AsyncSqlStore, ManagedByWriter, Outcome, WriteInDoubt, aio
 from tallystick.dualwrite.stores.sql_async import AsyncSqlTransaction
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
 
 Writer = aio.DualWriter[AsyncSqlTransaction]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
 
 
 class Base(DeclarativeBase):
@@ -129,41 +123,6 @@ def test_an_exception_while_the_database_commits_is_no_answer(shop: Shop, commit
     shop.run(story, ["a"] if committed else [])
 
 
-@pytest.mark.parametrize("committed", [False, True])
-def test_a_writer_that_is_closed_in_doubt_leaves_kafkas_half_to_recovery(shop: Shop, committed: bool) -> None:
-    """[DW-3] The end of `async with` comes right behind; an abort there would tear what has committed."""
-
-    async def story() -> None:
-        with pytest.raises(WriteInDoubt):
-            async with shop.open() as writer, writer.transaction() as txn:
-                await shop.pay(txn, "a")
-                strike(txn.database, committed=committed, what=TimeIsUp())
-        async with shop.open():
-            pass  # another life, which recovers
-
-    shop.run(story, ["a"] if committed else [])
-
-
-@pytest.mark.parametrize("committed", [False, True])
-def test_work_whose_end_was_in_doubt_is_not_done_twice(shop: Shop, committed: bool) -> None:
-    """[DW-3]"""
-    attempts: list[int] = []
-
-    async def work(txn: Any) -> str:
-        attempts.append(len(attempts))
-        await shop.pay(txn, "a")
-        if len(attempts) == 1:
-            strike(txn.database, committed=committed, what=CommitUnknown("the connection ended"))
-        return "paid"
-
-    async def story() -> None:
-        async with shop.open() as writer:
-            assert await writer.run(work, retries=2) == "paid"
-
-    shop.run(story, ["a"])
-    assert len(attempts) == (1 if committed else 2)
-
-
 def test_a_recovery_that_fails_does_not_hide_what_is_in_doubt(shop: Shop) -> None:
     """[DW-3] To a retry around it that would look like a write that has failed."""
 
@@ -186,42 +145,6 @@ def test_a_recovery_that_fails_does_not_hide_what_is_in_doubt(shop: Shop) -> Non
             assert raised.value.outcome() is Outcome.COMMITTED
 
     shop.run(story, ["a"])
-
-
-@pytest.mark.parametrize("sent_by", ["transaction", "savepoint"])
-def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(shop: Shop, sent_by: str) -> None:
-    """[DW-2]"""
-
-    async def pay_three(writer: Writer) -> None:
-        async with writer.transaction() as txn:
-            for what in ("good", "bad", "good2"):
-                with suppress(ValueError):
-                    if sent_by == "transaction":
-                        async with txn.session.begin_nested():
-                            await shop.pay(txn, what)
-                            _refuse_bad(what)
-                        continue
-                    async with txn.savepoint() as part:
-                        txn.session.add(Paid(what=what))
-                        await txn.session.flush()
-                        part.send(shop.topic, what.encode())
-                        _refuse_bad(what)
-
-    async def story() -> None:
-        async with shop.open() as writer:
-            if sent_by == "savepoint":
-                await pay_three(writer)
-                return
-            with pytest.raises(ManagedByWriter, match="savepoint that was rolled back"):
-                await pay_three(writer)
-            assert writer.ready
-
-    shop.run(story, ["good", "good2"] if sent_by == "savepoint" else [])
-
-
-def _refuse_bad(what: str) -> None:
-    if what == "bad":
-        raise ValueError(what)
 
 
 def test_a_session_that_takes_rows_to_another_database_is_refused(shop: Shop) -> None:

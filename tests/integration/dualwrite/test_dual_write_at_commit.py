@@ -32,12 +32,6 @@ from tallystick.testing import EmbeddedBroker
 pytestmark = pytest.mark.server
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @pytest.fixture
 def proxy(postgresql: PostgreSQL) -> Iterator[CuttingProxy]:
     with CuttingProxy(postgresql.port) as proxy:

@@ -31,12 +31,6 @@ from tallystick.testing import EmbeddedBroker, eventually
 pytestmark = pytest.mark.server
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @pytest.fixture(
     params=["postgresql+psycopg", pytest.param("mysql+pymysql", marks=pytest.mark.slow)], scope="module"
 )

@@ -33,12 +33,6 @@ Txn = Transaction[SqlTransaction]
 pytestmark = pytest.mark.server
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @pytest.fixture
 def sqlite_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
     yield from worlds(broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db"))

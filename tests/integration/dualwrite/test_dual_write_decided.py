@@ -5,15 +5,14 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
-from tests.support.dual_world import MakeWorld, World, Writer, worlds
+from tests.support.dual_world import MakeWorld, World, Writer
 from tests.support.raw_producer import committed_values
 
 from tallystick.client.errors import ClientError, ConnectionLost, DecisionExpired, Unreachable
@@ -32,22 +31,9 @@ from tallystick.dualwrite import (
 )
 from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.kernel.errors import Effect
-from tallystick.testing import EmbeddedBroker, eventually
+from tallystick.testing import eventually
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def make_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
-    yield from worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    )
 
 
 class Gate:
@@ -104,10 +90,10 @@ def seen(world: World) -> list[str]:
 
 
 def test_a_block_ends_before_kafka_has_answered(
-    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+    sqlite_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """[DW-7] The row is committed, and readers of committed records see its record when Kafka has."""
-    world, gate = make_world("decided"), Gate(monkeypatch)
+    world, gate = sqlite_world("decided"), Gate(monkeypatch)
     writer = ready_writer(world)
     world.pay(writer, 1, "a")
     assert world.rows() == ["a"]
@@ -118,9 +104,9 @@ def test_a_block_ends_before_kafka_has_answered(
     assert world.check() == ["a"]
 
 
-def test_the_next_block_waits_for_the_end_before(make_world: MakeWorld) -> None:
+def test_the_next_block_waits_for_the_end_before(sqlite_world: MakeWorld) -> None:
     """[DW-17] A transaction begins when the one before it is committed on both sides."""
-    world, steps = make_world("decided"), list[str]()
+    world, steps = sqlite_world("decided"), list[str]()
 
     def watch(_: int, step: RecipeStep, done: bool) -> None:
         if done:
@@ -136,8 +122,8 @@ def test_the_next_block_waits_for_the_end_before(make_world: MakeWorld) -> None:
     assert world.check() == ["a", "b"]
 
 
-def test_visible_waits_for_the_end(make_world: MakeWorld) -> None:
-    world = make_world("decided")
+def test_visible_waits_for_the_end(sqlite_world: MakeWorld) -> None:
+    world = sqlite_world("decided")
     writer = ready_writer(world)
     with writer.transaction(wait_visible=True) as txn:
         txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'a')"))
@@ -145,9 +131,9 @@ def test_visible_waits_for_the_end(make_world: MakeWorld) -> None:
     assert seen(world) == ["a"]
 
 
-def test_a_failure_is_told_to_who_waits(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_told_to_who_waits(sqlite_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """[DW-7] The write is committed, whatever Kafka said: recovery finishes it."""
-    world = make_world("decided")
+    world = sqlite_world("decided")
     writer = ready_writer(world)
     fail_once(monkeypatch, lost())
     world.pay(writer, 1, "a")
@@ -161,13 +147,13 @@ def test_a_failure_is_told_to_who_waits(make_world: MakeWorld, monkeypatch: pyte
 
 @pytest.mark.parametrize("effect", [Effect.UNKNOWN, Effect.NONE])
 def test_the_next_block_finishes_what_failed(
-    make_world: MakeWorld,
+    sqlite_world: MakeWorld,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     effect: Effect,
 ) -> None:
     """[DW-13, DW-17] It is not told of another block's doubt, which it could take for its own."""
-    world = make_world("decided")
+    world = sqlite_world("decided")
     writer = ready_writer(world)
     fail_once(monkeypatch, lost(effect))
     world.pay(writer, 1, "a")
@@ -178,10 +164,10 @@ def test_the_next_block_finishes_what_failed(
 
 
 def test_in_resume_the_next_block_asks_for_recovery(
-    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+    sqlite_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """[DW-9] There nothing but a recovery may initialise the id."""
-    world = make_world("decided", **{"tallystick.modes": "resume"})
+    world = sqlite_world("decided", **{"tallystick.modes": "resume"})
     writer = ready_writer(world)
     fail_once(monkeypatch, lost())
     world.pay(writer, 1, "a")
@@ -193,9 +179,9 @@ def test_in_resume_the_next_block_asks_for_recovery(
 
 
 def test_what_the_cluster_has_aborted_is_told_to_the_next_block(
-    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+    sqlite_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world("decided")
+    world = sqlite_world("decided")
     writer = ready_writer(world)
     fail_once(monkeypatch, DecisionExpired("it was aborted"))
     world.pay(writer, 1, "a")
@@ -208,9 +194,9 @@ def test_what_the_cluster_has_aborted_is_told_to_the_next_block(
     assert world.rows() == ["a"]
 
 
-def test_closing_tells_of_a_failure(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_tells_of_a_failure(sqlite_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also beside the error of a `with` block, which stays the one that is raised."""
-    world = make_world("decided")
+    world = sqlite_world("decided")
     writer = ready_writer(world)
     fail_once(monkeypatch, lost())
     world.pay(writer, 1, "a")
@@ -227,9 +213,9 @@ def test_closing_tells_of_a_failure(make_world: MakeWorld, monkeypatch: pytest.M
     assert world.check() == ["a", "b"]
 
 
-def test_what_is_decided_is_never_aborted(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_decided_is_never_aborted(sqlite_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """[DW-17] EndTxn had no effect, the next block cannot finish it, and the writer is closed."""
-    world = make_world("decided")
+    world = sqlite_world("decided")
     writer = ready_writer(world)
     fail_once(monkeypatch, lost(Effect.NONE))
     world.pay(writer, 1, "a")
@@ -248,9 +234,9 @@ def _refuse(_: object) -> None:
 
 @pytest.mark.parametrize("lease", [None, Lease(duration_ms=86_400_000)], ids=["names", "leases"])
 def test_a_pool_closes_every_writer_and_tells_of_a_failure(
-    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, lease: Lease | None
+    sqlite_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, lease: Lease | None
 ) -> None:
-    world = make_world("decided")
+    world = sqlite_world("decided")
     pool = WriterPool(world.store, world.config, 2, wait="decided", lease=lease)
     pool.recover()
     with pool.writer() as first, pool.writer() as second:
@@ -267,8 +253,8 @@ def test_a_pool_closes_every_writer_and_tells_of_a_failure(
     assert world.check() == ["a", "b"]
 
 
-def test_an_unknown_wait_is_refused(make_world: MakeWorld) -> None:
-    world = make_world()
+def test_an_unknown_wait_is_refused(sqlite_world: MakeWorld) -> None:
+    world = sqlite_world()
     with pytest.raises(ValueError, match="'committed', 'decided'"):
         DualWriter(world.store, world.config, wait="visible")  # type: ignore[arg-type]
 
@@ -299,9 +285,9 @@ def run_program(program: str, world: World) -> list[str]:
     return world.check()
 
 
-def test_a_program_that_ends_without_closing_has_committed_both(make_world: MakeWorld) -> None:
+def test_a_program_that_ends_without_closing_has_committed_both(sqlite_world: MakeWorld) -> None:
     """[CLI-63] The interpreter's exit closes the clients, which wait for the commit."""
-    assert run_program(ENDING, make_world("decided")) == ["a"]
+    assert run_program(ENDING, sqlite_world("decided")) == ["a"]
 
 
 FORKING = (
@@ -327,9 +313,9 @@ writer.close()
 )
 
 
-def test_a_forked_child_waits_for_nothing(make_world: MakeWorld) -> None:
+def test_a_forked_child_waits_for_nothing(sqlite_world: MakeWorld) -> None:
     """[DW-11] What was started is the parent's, and the parent hears of it."""
-    assert run_program(FORKING, make_world("decided")) == ["a"]
+    assert run_program(FORKING, sqlite_world("decided")) == ["a"]
 
 
 # ---- asyncio
@@ -341,9 +327,9 @@ async def pay_async(writer: Any, world: World, n: int, what: str) -> None:
         await txn.send(world.topic, what.encode())
 
 
-def test_a_cancelled_wait_can_be_repeated(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_wait_can_be_repeated(sqlite_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """[DW-7] Before its block begins: the writer stays ready, and the end goes on."""
-    world, gate = make_world("decided"), Gate(monkeypatch)
+    world, gate = sqlite_world("decided"), Gate(monkeypatch)
 
     async def main() -> None:
         url = world.engine.url.set(drivername="sqlite+aiosqlite")

@@ -2,37 +2,19 @@
 
 # ruff: noqa: PT012 - what a transaction raises comes at the end of its block
 
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy.pool import NullPool
-from tests.support.dual_world import Crash, Crashed, MakeWorld, World, worlds
+from tests.support.dual_world import Crash, Crashed, MakeWorld, World
 
 from tallystick.dualwrite import DatabaseBehind, DualWriter, SqlStore, WriterFenced
 from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import TallystickError
 from tallystick.kernel.value import replace
-from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def make_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
-    yield from worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    )
 
 
 class Down(Exception):
@@ -61,10 +43,10 @@ def check_next(world: World, paid: list[str]) -> None:
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_database_that_is_down_when_a_block_fails_tears_nothing(
-    make_world: MakeWorld, goes_on: bool
+    sqlite_world: MakeWorld, goes_on: bool
 ) -> None:
     """[DW-13] That the transaction before is finished cannot be noted, so its end stays to be seen."""
-    world = make_world()
+    world = sqlite_world()
     store = Unreliable(world.engine)
     paid = ["a"]
     with DualWriter(store, world.config) as writer:
@@ -83,9 +65,9 @@ def test_a_database_that_is_down_when_a_block_fails_tears_nothing(
 
 
 @pytest.mark.parametrize("at", ["roll back", "commit settled", "abort"])
-def test_a_process_that_ends_while_its_block_fails_tears_nothing(make_world: MakeWorld, at: str) -> None:
+def test_a_process_that_ends_while_its_block_fails_tears_nothing(sqlite_world: MakeWorld, at: str) -> None:
     """[DW-13] Whichever step was the last one."""
-    world = make_world()
+    world = sqlite_world()
     with world.life() as first:
         first.recover()  # which notes that the id has recovered
     crash = Crash(at=at)
@@ -100,9 +82,9 @@ def test_a_process_that_ends_while_its_block_fails_tears_nothing(make_world: Mak
     check_next(world, ["a"])
 
 
-def test_a_record_that_cannot_be_delivered_tears_nothing(make_world: MakeWorld) -> None:
+def test_a_record_that_cannot_be_delivered_tears_nothing(sqlite_world: MakeWorld) -> None:
     """[DW-13] The transaction has to be aborted; the process gives up."""
-    world = make_world()
+    world = sqlite_world()
     with world.life() as writer:
         writer.recover()
         world.pay(writer, 1, "a")
@@ -112,9 +94,9 @@ def test_a_record_that_cannot_be_delivered_tears_nothing(make_world: MakeWorld) 
     check_next(world, ["a"])
 
 
-def test_a_writer_that_is_closed_in_its_block_tears_nothing(make_world: MakeWorld) -> None:
+def test_a_writer_that_is_closed_in_its_block_tears_nothing(sqlite_world: MakeWorld) -> None:
     """[DW-13]"""
-    world = make_world()
+    world = sqlite_world()
     writer = world.life()
     writer.recover()
     world.pay(writer, 1, "a")
@@ -124,9 +106,9 @@ def test_a_writer_that_is_closed_in_its_block_tears_nothing(make_world: MakeWorl
     check_next(world, ["a"])
 
 
-def test_a_writer_that_is_fenced_while_another_recovers_tears_nothing(make_world: MakeWorld) -> None:
+def test_a_writer_that_is_fenced_while_another_recovers_tears_nothing(sqlite_world: MakeWorld) -> None:
     """[DW-13] Its abort would come between the claim of the other one and its look at the cluster."""
-    world = make_world()
+    world = sqlite_world()
     writer = world.life()
     writer.recover()
     world.pay(writer, 1, "a")
@@ -148,9 +130,11 @@ def test_a_writer_that_is_fenced_while_another_recovers_tears_nothing(make_world
 
 
 @pytest.mark.parametrize("paid_before", [[], ["a"]])
-def test_a_recovery_that_is_overtaken_reports_no_loss(make_world: MakeWorld, paid_before: list[str]) -> None:
+def test_a_recovery_that_is_overtaken_reports_no_loss(
+    sqlite_world: MakeWorld, paid_before: list[str]
+) -> None:
     """[DW-9] The row that it compares is the one that it claimed, and the cluster has gone on since."""
-    world = make_world()
+    world = sqlite_world()
     for number, text in enumerate(paid_before):
         with world.life() as writer:
             writer.recover()
@@ -167,9 +151,9 @@ def test_a_recovery_that_is_overtaken_reports_no_loss(make_world: MakeWorld, pai
     check_next(world, [*paid_before, "b"])
 
 
-def test_a_writer_that_goes_on_under_a_recovery_tears_nothing(make_world: MakeWorld) -> None:
+def test_a_writer_that_goes_on_under_a_recovery_tears_nothing(sqlite_world: MakeWorld) -> None:
     """[DW-13] It commits what the recovery has seen open, and begins another, which the recovery aborts."""
-    world = make_world()
+    world = sqlite_world()
     crash = Crash(at="commit database")
     former = world.life(crash)
     former.recover()
@@ -191,9 +175,9 @@ def test_a_writer_that_goes_on_under_a_recovery_tears_nothing(make_world: MakeWo
     check_next(world, ["a"])
 
 
-def test_an_aborted_block_of_an_earlier_version_is_not_torn(make_world: MakeWorld) -> None:
+def test_an_aborted_block_of_an_earlier_version_is_not_torn(sqlite_world: MakeWorld) -> None:
     """[DW-13] It noted nothing: an abort after its row is an ordinary one, as far as anything tells."""
-    world = make_world()
+    world = sqlite_world()
     with world.life() as writer:
         writer.recover()
         world.pay(writer, 1, "a")
@@ -207,9 +191,9 @@ def test_an_aborted_block_of_an_earlier_version_is_not_torn(make_world: MakeWorl
     check_next(world, ["a"])
 
 
-def test_a_recovery_that_fails_does_not_forget_that_the_database_went_back(make_world: MakeWorld) -> None:
+def test_a_recovery_that_fails_does_not_forget_that_the_database_went_back(sqlite_world: MakeWorld) -> None:
     """[DW-12] The cluster need not show it: what was aborted last hides it."""
-    world = make_world()
+    world = sqlite_world()
 
     class Unavailable(Exception):
         pass

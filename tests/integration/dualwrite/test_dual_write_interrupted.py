@@ -1,14 +1,10 @@
 """An exception that lands anywhere in a dual write: a time limit out of a signal's handler, Ctrl-C."""
 
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine
 from sqlalchemy.exc import StatementError
-from sqlalchemy.pool import NullPool
-from tests.support.dual_world import MakeWorld, World, Writer, worlds
+from tests.support.dual_world import MakeWorld, World, Writer
 from tests.support.effort import long_form
 from tests.support.interrupts import Strike, TimeIsUp
 from tests.support.raw_producer import committed_values
@@ -16,24 +12,11 @@ from tests.support.raw_producer import committed_values
 from tallystick.dualwrite import DualWriter
 from tallystick.dualwrite.block.steps import Wait
 from tallystick.errors import InDoubt
-from tallystick.testing import EmbeddedBroker, eventually
+from tallystick.testing import eventually
 
 pytestmark = pytest.mark.server
 
 LINES_MAX = 2_000
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def make_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
-    yield from worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    )
 
 
 def pay(world: World, writer: Writer, n: int, strike: Strike) -> None:
@@ -54,10 +37,10 @@ def pay(world: World, writer: Writer, n: int, strike: Strike) -> None:
     ],
 )
 def test_an_exception_at_any_line_tears_nothing(
-    make_world: MakeWorld, what: type[BaseException], closed: bool, wait: Wait
+    sqlite_world: MakeWorld, what: type[BaseException], closed: bool, wait: Wait
 ) -> None:
     """[DW-3, DW-7] Wherever it struck: the same writer is recovered, or it is closed and another one is."""
-    world = make_world(wait)
+    world = sqlite_world(wait)
     writer = world.life()
     writer.recover()
     struck: dict[str, str] = {}

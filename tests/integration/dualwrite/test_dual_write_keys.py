@@ -42,12 +42,6 @@ SERVERS = ["postgresql", "mariadb"]
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @pytest.fixture
 def database(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -1,7 +1,7 @@
 """Keys and repetitions of the asyncio writer and pool, on an asyncio driver of each database."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,6 @@ from tallystick.testing import EmbeddedBroker, eventually
 pytestmark = pytest.mark.server
 
 DRIVERS = ["sqlite+aiosqlite", "postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy"]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
 
 
 @pytest.fixture(params=DRIVERS)

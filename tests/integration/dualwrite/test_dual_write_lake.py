@@ -42,12 +42,6 @@ pytestmark = pytest.mark.server
 SCHEMA = pa.schema([("n", pa.int64())])
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 class LakeWorld:
     """A Delta table and a topic that must agree."""
 

@@ -38,39 +38,14 @@ from tallystick.testing import EmbeddedBroker, eventually
 pytestmark = pytest.mark.server
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def sqlite_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
-    yield from worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    )
-
-
-SERVERS = [
-    "sqlite",
-    pytest.param("postgresql+psycopg", marks=pytest.mark.slow),
-    pytest.param("mysql+pymysql", marks=pytest.mark.slow),
-]
+SERVERS = ["sqlite", *(pytest.param(name, marks=pytest.mark.slow) for name in ("postgresql", "mariadb"))]
 
 
 @pytest.fixture(params=SERVERS)
-def any_world(request: pytest.FixtureRequest, broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
+def any_world(request: pytest.FixtureRequest) -> MakeWorld:
     """On each database."""
-    if request.param == "sqlite":
-        yield from worlds(
-            broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-        )
-        return
-    server: PostgreSQL | MariaDB = request.getfixturevalue(
-        "postgresql" if "postgresql" in request.param else "mariadb"
-    )
-    url = make_url(server.url(server.new_database())).set(drivername=request.param)
-    yield from worlds(broker, lambda _: create_engine(url, poolclass=NullPool))
+    make: MakeWorld = request.getfixturevalue(f"{request.param}_world")
+    return make
 
 
 def ready(world: World) -> Writer:

@@ -3,7 +3,7 @@
 # ruff: noqa: PT012 - what a transaction raises comes at the end of its block
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -23,12 +23,6 @@ from tallystick.testing import EmbeddedBroker, eventually
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 Writer = aio.DualWriter[AsyncSqlTransaction]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
 
 
 class Shop:

@@ -31,12 +31,6 @@ if not settings.configured:
 Writer = DualWriter[DjangoTransaction]
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @dataclass
 class Shop:
     """A table and a topic that must agree."""

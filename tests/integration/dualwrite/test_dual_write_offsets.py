@@ -44,12 +44,6 @@ class Fail:
             raise self.error
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
 @pytest.fixture
 def topic(broker: EmbeddedBroker) -> str:
     """With a few records."""

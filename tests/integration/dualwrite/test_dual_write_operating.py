@@ -7,17 +7,15 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
-from tests.support.dual_world import PAYMENT, RECOVERY, Crash, Crashed, MakeWorld, World, new_name, worlds
+from tests.support.dual_world import PAYMENT, RECOVERY, Crash, Crashed, MakeWorld, World, new_name
 from tests.support.raw_producer import committed_values, make_topic
-from tests.support.servers import PostgreSQL
 
 from tallystick import Admin, Consumer, TopicPartition
 from tallystick.cli.main import main
@@ -38,26 +36,6 @@ from tallystick.errors import TallystickError
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def sqlite_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
-    yield from worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    )
-
-
-@pytest.fixture
-def postgresql_world(broker: EmbeddedBroker, postgresql: PostgreSQL) -> Iterator[MakeWorld]:
-    database = postgresql.new_database()
-    url = make_url(postgresql.url(database)).set(drivername="postgresql+psycopg")
-    yield from worlds(broker, lambda _: create_engine(url, poolclass=NullPool))
 
 
 # ---- a pool, and consuming into a database

@@ -1,37 +1,19 @@
 """A doubt of another writer, raised where it could be taken for this one's: by a hook, or by the commit."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event, text
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
-from tests.support.dual_world import World, worlds
+from tests.support.dual_world import World
 
 from tallystick.dualwrite import AsyncSqlStore, Outcome, WriteInDoubt, aio
-from tallystick.testing import EmbeddedBroker
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.broker(flush_policy="os")]
 
 RETRIES = 2
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True, config={"flush.policy": "os"}) as broker:
-        yield broker
-
-
-@pytest.fixture
-def world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[World]:
-    def make_engine(name: str) -> Any:
-        return create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-
-    for make in worlds(broker, make_engine):
-        yield make()
 
 
 @pytest.fixture(params=Outcome)

@@ -1,13 +1,10 @@
 """Two writers of one transactional id: whatever one is in the middle of, the other undoes no decision."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy.pool import NullPool
-from tests.support.dual_world import Crash, Crashed, MakeWorld, World, worlds
+from tests.support.dual_world import Crash, Crashed, MakeWorld, World
 
 from tallystick.client.transactions.state import State
 from tallystick.dualwrite import DualWriter, SqlStore, WriterFenced
@@ -15,7 +12,6 @@ from tallystick.dualwrite.block.steps import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
 from tallystick.kernel.value import replace
-from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
 
@@ -24,19 +20,6 @@ MODES: dict[str, dict[str, object]] = {
     "keep": {"tallystick.modes": "keep"},
     "resume": {"tallystick.modes": "resume"},
 }
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def make_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
-    yield from worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    )
 
 
 class After:
@@ -74,10 +57,10 @@ def settle(world: World) -> list[str]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("stalls_after", ["claim", "describe", "init"])
 def test_a_recovery_that_was_overtaken_decides_nothing(
-    make_world: MakeWorld, mode: str, stalls_after: str
+    sqlite_world: MakeWorld, mode: str, stalls_after: str
 ) -> None:
     """[DW-9] It has read its row, stalls, and wakes when another has claimed the row and decided."""
-    world = make_world(**MODES[mode])
+    world = sqlite_world(**MODES[mode])
     slow = watched(world, After(stalls_after, lambda: decides_and_is_gone(world)))
     with suppress(TallystickError, InDoubt):
         slow.recover()
@@ -91,9 +74,9 @@ def watched(world: World, watch: After) -> DualWriter[SqlTransaction]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_idle_writer_that_was_taken_over_ends_nothing(make_world: MakeWorld, mode: str) -> None:
+def test_an_idle_writer_that_was_taken_over_ends_nothing(sqlite_world: MakeWorld, mode: str) -> None:
     """[DW-9] Its next transaction does not initialise the id: that would abort what another has decided."""
-    world = make_world(**MODES[mode])
+    world = sqlite_world(**MODES[mode])
     idle = world.life()
     idle.recover()
     if mode != "resume":
@@ -106,9 +89,9 @@ def test_an_idle_writer_that_was_taken_over_ends_nothing(make_world: MakeWorld, 
 
 
 @pytest.mark.parametrize("mode", ["2pc", "keep"])
-def test_a_writer_whose_pair_was_lost_recovers_before_it_goes_on(make_world: MakeWorld, mode: str) -> None:
+def test_a_writer_whose_pair_was_lost_recovers_before_it_goes_on(sqlite_world: MakeWorld, mode: str) -> None:
     """[DW-9]"""
-    world = make_world(**MODES[mode])
+    world = sqlite_world(**MODES[mode])
     writer = world.life()
     writer.recover()
     loses_the_next_pair(writer)

@@ -2,37 +2,20 @@
 
 # ruff: noqa: PT012 - what a transaction raises comes at the end of its block
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.pool import NullPool
-from tests.support.dual_world import World, worlds
+from sqlalchemy import text
+from tests.support.dual_world import World
 
 from tallystick.admin import Admin
 from tallystick.admin.configs import ConfigResource, ResourceType
 from tallystick.client.errors import AbortRequired
 from tallystick.client.producer.batches.rows import ListRows
-from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[World]:
-    for make in worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    ):
-        yield make()
 
 
 REFUSED_SENDS: dict[str, Callable[[Any, str], object]] = {

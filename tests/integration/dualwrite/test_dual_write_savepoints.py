@@ -2,36 +2,20 @@
 
 # ruff: noqa: PT012 - what a transaction raises comes at the end of its block
 
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Integer, String, create_engine, text
+from sqlalchemy import Integer, String, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from sqlalchemy.pool import NullPool
-from tests.support.dual_world import MakeWorld, World, Writer, worlds
+from tests.support.dual_world import MakeWorld, World, Writer
 from tests.support.raw_producer import committed_values
 
 from tallystick.client.errors import AbortRequired, ClientError
-from tallystick.testing import EmbeddedBroker, eventually
+from tallystick.testing import eventually
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def sqlite_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
-    yield from worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    )
 
 
 def ready(world: World) -> Writer:

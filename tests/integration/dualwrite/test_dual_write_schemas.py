@@ -1,7 +1,7 @@
 """The row of a writer is in the table that it has claimed, whatever a block makes of names."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
@@ -16,12 +16,6 @@ from tallystick.testing import EmbeddedBroker
 pytestmark = pytest.mark.server
 
 TENANT_MAP = {"schema_translate_map": {None: "tenant1"}}
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
 
 
 @pytest.fixture

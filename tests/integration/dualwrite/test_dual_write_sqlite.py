@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,6 @@ ALIAS = "sqlite-rows"
 if not settings.configured:
     settings.configure(LOGGING_CONFIG=None)
     django.setup()
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
 
 
 def follow_recipe(engine: Engine) -> Engine:

@@ -1,15 +1,13 @@
 """What a torn write tells: its own caller, a call with its key, and the blocks that come after it."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
-from tests.support.dual_world import World, worlds
+from tests.support.dual_world import World
 
 from tallystick.admin import Admin
 from tallystick.dualwrite import (
@@ -22,25 +20,10 @@ from tallystick.dualwrite import (
     aio,
 )
 from tallystick.dualwrite.block.steps import RecipeStep, Wait
-from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
 
 KEY = IdempotencyKey("pay", "order-7")
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[World]:
-    for make in worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    ):
-        yield make()
 
 
 class Tear:

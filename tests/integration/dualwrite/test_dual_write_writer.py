@@ -2,14 +2,12 @@
 
 # ruff: noqa: PT012 - what a transaction raises comes at the end of its block
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, event, make_url, text
+from sqlalchemy import event, text
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import NullPool
 from tests.support.dual_world import (
     DECIDED_PAYMENT,
     PAYMENT,
@@ -18,11 +16,9 @@ from tests.support.dual_world import (
     Crashed,
     MakeWorld,
     World,
-    worlds,
 )
 from tests.support.effort import LONG
 from tests.support.raw_producer import committed_values, make_topic
-from tests.support.servers import PostgreSQL
 
 from tallystick import Admin
 from tallystick.client.transactions.modes import Mode
@@ -54,26 +50,6 @@ MODES: dict[Mode, dict[str, object]] = {
     Mode.RESUME: {"tallystick.modes": "resume"},
 }
 STEPS_MAX = 60
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def sqlite_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
-    yield from worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    )
-
-
-@pytest.fixture
-def postgresql_world(broker: EmbeddedBroker, postgresql: PostgreSQL) -> Iterator[MakeWorld]:
-    database = postgresql.new_database()
-    url = make_url(postgresql.url(database)).set(drivername="postgresql+psycopg")
-    yield from worlds(broker, lambda _: create_engine(url, poolclass=NullPool))
 
 
 def story(world: World, first: Crash, second: Crash) -> bool:

@@ -7,27 +7,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.pool import NullPool
-from tests.support.dual_world import NOTING, Crash, Crashed, MakeWorld, World, worlds
+from tests.support.dual_world import NOTING, Crash, Crashed, MakeWorld, World
 
 from tallystick.dualwrite import DatabaseBehind, DualWriter, SqlStore
 from tallystick.dualwrite.blocking.halves import ClusterViews
 from tallystick.dualwrite.rules.recovery import ClusterHalf, Finding, Verdict
-from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def make_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
-    yield from worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    )
 
 
 @pytest.fixture
@@ -48,9 +34,9 @@ def decide(world: World) -> None:
     world.cut()
 
 
-def test_what_another_database_has_decided_is_not_aborted(make_world: MakeWorld, other: Engine) -> None:
+def test_what_another_database_has_decided_is_not_aborted(sqlite_world: MakeWorld, other: Engine) -> None:
     """[DW-6] However often the wrong one asks; the right one finishes it."""
-    world = make_world()
+    world = sqlite_world()
     decide(world)
     for _ in range(2):
         with DualWriter(SqlStore(other), world.config) as stranger:
@@ -66,10 +52,10 @@ def test_what_another_database_has_decided_is_not_aborted(make_world: MakeWorld,
 
 
 def test_nor_where_the_cluster_does_not_describe_it(
-    make_world: MakeWorld, other: Engine, monkeypatch: pytest.MonkeyPatch
+    sqlite_world: MakeWorld, other: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """[DW-6] Then the answer to InitProducerId shows that something is open."""
-    world = make_world()
+    world = sqlite_world()
     decide(world)
     with monkeypatch.context() as unseen, DualWriter(SqlStore(other), world.config) as stranger:
         half = ClusterHalf(txn_state=None, is_visible=False)
@@ -82,9 +68,9 @@ def test_nor_where_the_cluster_does_not_describe_it(
     assert world.check() == ["decided"]
 
 
-def test_a_database_that_is_the_only_one_goes_on_with_consent(make_world: MakeWorld, other: Engine) -> None:
+def test_a_database_that_is_the_only_one_goes_on_with_consent(sqlite_world: MakeWorld, other: Engine) -> None:
     """A plain producer of the id may have left a transaction open."""
-    world = make_world()
+    world = sqlite_world()
     decide(world)
     with DualWriter(SqlStore(other), world.config) as writer:
         (line,) = writer.recover(accept_mixed=True).ids
@@ -94,10 +80,10 @@ def test_a_database_that_is_the_only_one_goes_on_with_consent(make_world: MakeWo
 
 @pytest.mark.parametrize("at", ["complete", *NOTING, "begin", "send", "prepare", "record"])
 def test_a_first_life_that_ended_anywhere_is_recovered_without_consent(
-    make_world: MakeWorld, at: str
+    sqlite_world: MakeWorld, at: str
 ) -> None:
     """The row of an id that was recovered once says so, before its first transaction begins."""
-    world = make_world()
+    world = sqlite_world()
     crash = Crash(at=at)
     writer = world.life(crash)
     with suppress(Crashed):
@@ -111,9 +97,9 @@ def test_a_first_life_that_ended_anywhere_is_recovered_without_consent(
     assert world.check() == ["next"]
 
 
-def test_a_first_life_of_an_earlier_version_is_recovered_without_consent(make_world: MakeWorld) -> None:
+def test_a_first_life_of_an_earlier_version_is_recovered_without_consent(sqlite_world: MakeWorld) -> None:
     """Its row has no flags, whatever has happened under it: an upgrade must not stop at what it left open."""
-    world = make_world()
+    world = sqlite_world()
     writer = world.life(Crash(at="prepare"))
     writer.recover()
     with world.engine.begin() as connection:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import count, product
 from pathlib import Path
 
@@ -13,7 +12,12 @@ from tests.support.raw_producer import committed_values, make_topic
 
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.broker(
+        in_process=False, num_partitions=1, config={"transaction.two.phase.commit.enable": "true"}
+    ),
+]
 
 ROOT = Path(__file__).parents[3]
 _names = count()
@@ -21,13 +25,6 @@ _names = count()
 STATES = ("constructed", "created", "used")
 WHO = ("children", "both")
 NEVER_IN_A_CHILD = ("rocksdb", "zookeeper")
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    settings = {"transaction.two.phase.commit.enable": "true"}
-    with EmbeddedBroker(num_partitions=1, config=settings) as running:
-        yield running
 
 
 def make_place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:

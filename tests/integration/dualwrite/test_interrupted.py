@@ -5,15 +5,12 @@ it at the n-th line of the synchronous clients, for every n there is.
 """
 
 import asyncio
-import itertools
-from collections.abc import Iterator
 
 import pytest
 from tests.support.interrupting import POINTS_MAX, cancelled_at, interrupted, points
 from tests.support.raw_producer import committed_values
 
-from tallystick import Admin, Consumer, Producer, TopicPartition, aio
-from tallystick.admin import NewTopic
+from tallystick import Consumer, Producer, TopicPartition, aio
 from tallystick.client.errors import AbortRequired, Closed, IllegalState
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -23,28 +20,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
 ]
 
-_names = (f"t-{n}" for n in itertools.count())
-
 
 class Alarm(Exception):
     """What a signal handler of a user raises."""
 
 
 KINDS = [KeyboardInterrupt, Alarm]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as made:
-        yield made
-
-
-@pytest.fixture
-def topic(broker: EmbeddedBroker) -> str:
-    name = next(_names)
-    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
-        admin.create_topics([NewTopic(name=name, partitions=1)])
-    return name
 
 
 def config(broker: EmbeddedBroker, name: str) -> dict[str, object]:

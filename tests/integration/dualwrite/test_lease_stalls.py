@@ -11,26 +11,28 @@ or, on SQLite, cannot begin.
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
-from sqlalchemy.pool import NullPool
-from tests.support.dual_world import MakeWorld, World, worlds
+from sqlalchemy import text
+from tests.support.dual_world import MakeWorld, World
 from tests.support.effort import LONG
 from tests.support.raw_producer import committed_values
-from tests.support.servers import MARIADB_LOCK_WAITS, MariaDB, PostgreSQL
+from tests.support.servers import MARIADB_LOCK_WAITS
 
 from tallystick.dualwrite import Lease, SqlStore, WriterPool
 from tallystick.dualwrite.block.steps import RecipeStep, Wait
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
-from tallystick.testing import EmbeddedBroker, eventually
+from tallystick.testing import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(1200 if LONG else 300)]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.timeout(1200 if LONG else 300),
+    pytest.mark.broker(flush_policy="os"),
+]
 
 # So long that no heartbeat comes by itself: the test renews, and lets leases expire.
 LEASE = Lease(duration_ms=86_400_000)
@@ -83,31 +85,6 @@ BESIDE = [
     for after in (False, True)
 ]
 MEETINGS = [("committed", at) for at in (POINTS if LONG else DECISIVE)] + [("decided", at) for at in BESIDE]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True, config={"flush.policy": "os"}) as broker:
-        yield broker
-
-
-@pytest.fixture
-def sqlite_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
-    yield from worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    )
-
-
-@pytest.fixture
-def postgresql_world(broker: EmbeddedBroker, postgresql: PostgreSQL) -> Iterator[MakeWorld]:
-    url = make_url(postgresql.url(postgresql.new_database())).set(drivername="postgresql+psycopg")
-    yield from worlds(broker, lambda _: create_engine(url, poolclass=NullPool))
-
-
-@pytest.fixture
-def mariadb_world(broker: EmbeddedBroker, mariadb: MariaDB) -> Iterator[MakeWorld]:
-    url = make_url(mariadb.url(mariadb.new_database())).set(drivername="mysql+pymysql")
-    yield from worlds(broker, lambda _: create_engine(url, poolclass=NullPool))
 
 
 WAITING = {  # counts the transactions that wait for a lock

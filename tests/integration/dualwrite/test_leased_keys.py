@@ -1,16 +1,14 @@
 """Idempotency keys over a pool that leases its ids: each key is paid once, as over any other pool."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
-from tests.support.dual_world import World, worlds
+from tests.support.dual_world import World
 
 from tallystick.client.errors import NotSupported
 from tallystick.dualwrite import AsyncSqlStore, IdempotencyKey, Lease, SqlStore, WriterPool, aio
@@ -18,27 +16,11 @@ from tallystick.dualwrite.blocking.leases import LeasedStore
 from tallystick.dualwrite.contrib import celery as contrib_celery
 from tallystick.dualwrite.contrib.celery import DualWriteTask
 from tallystick.dualwrite.rules.idempotency import check_keys_supported
-from tallystick.testing import EmbeddedBroker
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.broker(flush_policy="os")]
 
 LEASE = Lease(duration_ms=86_400_000)
 KEY = IdempotencyKey("payments", "order-7")
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True, config={"flush.policy": "os"}) as broker:
-        yield broker
-
-
-@pytest.fixture
-def world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[World]:
-    def make_engine(name: str) -> Any:
-        return create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-
-    for make in worlds(broker, make_engine):
-        yield make()
 
 
 def make_pool(world: World) -> Any:

@@ -45,30 +45,12 @@ from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import TallystickError
 from tallystick.testing import EmbeddedBroker, eventually
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.broker(flush_policy="os")]
 
 ROOT = Path(__file__).parents[3]
 # So long that no heartbeat comes by itself: the test renews, keeps up, and lets leases expire.
 LEASE = Lease(duration_ms=86_400_000)
 Pool = WriterPool[SqlTransaction]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True, config={"flush.policy": "os"}) as broker:
-        yield broker
-
-
-@pytest.fixture
-def sqlite_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
-    yield from worlds(
-        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
-    )
-
-
-@pytest.fixture
-def world(sqlite_world: MakeWorld) -> World:
-    return sqlite_world()
 
 
 @pytest.fixture

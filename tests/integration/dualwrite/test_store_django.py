@@ -4,7 +4,6 @@ import contextlib
 import linecache
 import logging
 import sys
-import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,6 @@ from tallystick.dualwrite.errors import (
     ManagedByWriter,
     NotCommitted,
     UnsafeDurability,
-    WriterFenced,
 )
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.model import TABLE
@@ -35,7 +33,6 @@ from tallystick.dualwrite.stores import django as module
 from tallystick.dualwrite.stores.django import DjangoStore
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
 from tallystick.kernel.value import replace
-from tallystick.testing import eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -122,36 +119,6 @@ def _layout(connection: Connection) -> object:
     return columns, found.get_pk_constraint(TABLE)["constrained_columns"]
 
 
-def test_rows_and_state_are_one_transaction(store: DjangoStore) -> None:
-    row = store.claim("id")
-    store.claim("ID")
-    transaction_ = store.begin()
-    execute("INSERT INTO mine VALUES (1)")
-    transaction_.record(replace(row, state=STATE))
-    transaction_.commit()
-    transaction_.rollback()
-    assert store.read_state("id") == replace(row, state=STATE)
-    assert list(store.transactional_ids()) == ["ID", "id"]
-
-    transaction_ = store.begin()
-    execute("INSERT INTO mine VALUES (2)")
-    transaction_.record(replace(row, state=PreparedTxnState("7:1")))
-    transaction_.rollback()
-    assert execute("SELECT n FROM mine") == [(1,)]
-    assert store.read_state("id") == replace(row, state=STATE)
-
-
-def test_a_former_owner_records_nothing(store: DjangoStore) -> None:
-    """[DW-2]"""
-    old = store.claim("id")
-    new = store.claim("id")
-    transaction_ = store.begin()
-    with pytest.raises(WriterFenced):
-        transaction_.record(replace(old, state=STATE))
-    transaction_.rollback()
-    assert store.read_state("id") == new
-
-
 @pytest.mark.parametrize("has_tables", [False, True])
 def test_a_search_path_of_a_block_is_the_blocks_alone(on_postgresql: DjangoStore, has_tables: bool) -> None:
     """The row is recorded, and the key kept, in the tables of the claim."""
@@ -174,31 +141,6 @@ def test_a_search_path_of_a_block_is_the_blocks_alone(on_postgresql: DjangoStore
         transaction_.commit()
     assert execute("SELECT count(*) FROM tenant.mine") == [(2,)]
     assert on_postgresql.read_state("id") == replace(row, state=STATE)
-
-
-def test_a_claim_waits_for_a_transaction_that_has_recorded(store: DjangoStore) -> None:
-    """[DW-1] Two connections: this thread's has recorded, the other's claims."""
-    row = store.claim("id")
-    transaction_ = store.begin()
-    transaction_.record(replace(row, state=STATE))
-    claimed: list[Any] = []
-    begun = threading.Event()
-
-    def claim() -> None:
-        begun.set()
-        claimed.append(store.claim("id"))
-        connections[ALIAS].close()
-
-    other = threading.Thread(target=claim)
-    other.start()
-    begun.wait(10)
-    if connections[ALIAS].vendor == "postgresql":
-        eventually(lambda: execute("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(1,)])
-    assert claimed == []
-    transaction_.commit()
-    other.join(30)
-    assert claimed[0].state == STATE
-    assert claimed[0].owner != row.owner
 
 
 def test_the_block_has_to_be_the_outermost(store: DjangoStore) -> None:

@@ -10,14 +10,7 @@ import pytest
 from rocksdict import AccessType, DbClosedError, Options, Rdict
 
 from tallystick import PreparedTxnState
-from tallystick.dualwrite.errors import (
-    BadStore,
-    CommitUnknown,
-    CorruptRow,
-    ManagedByWriter,
-    NotCommitted,
-    WriterFenced,
-)
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, CorruptRow, ManagedByWriter, NotCommitted
 from tallystick.dualwrite.rules.model import TABLE
 from tallystick.dualwrite.stores.rocksdb import RocksStore
 from tallystick.kernel.value import replace
@@ -57,21 +50,6 @@ def test_the_row_is_there_when_the_database_is_opened_again(database: Rdict, sto
     assert again[b"key" if store.raw_mode else "key"] == b"value"
     reopened.close()
     again.close()
-
-
-def test_two_stores_of_one_database_fence_each_other(database: Rdict, store: RocksStore) -> None:
-    """[DW-2] The claim comes after the record, and before the batch is written: nothing of it is."""
-    row = store.claim("id")
-    transaction = store.begin()
-    transaction.batch.put(b"key" if store.raw_mode else "key", b"value")
-    transaction.record(replace(row, state=STATE))
-    other = RocksStore(database)
-    other.claim("id")
-    with pytest.raises(NotCommitted) as refused:
-        transaction.commit()
-    assert isinstance(refused.value.cause, WriterFenced)
-    assert (b"key" if store.raw_mode else "key") not in database
-    other.close()
 
 
 def test_a_batch_that_the_user_has_written_is_refused(database: Rdict, store: RocksStore) -> None:

@@ -10,14 +10,7 @@ from tests.support.cutting_proxy import CuttingProxy
 from tests.support.servers import ZooKeeper
 
 from tallystick import PreparedTxnState
-from tallystick.dualwrite.errors import (
-    BadStore,
-    CommitUnknown,
-    CorruptRow,
-    ManagedByWriter,
-    NotCommitted,
-    WriterFenced,
-)
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, CorruptRow, ManagedByWriter, NotCommitted
 from tallystick.dualwrite.stores.zookeeper import ZooKeeperStore
 from tallystick.kernel.value import replace
 
@@ -57,19 +50,6 @@ def test_any_id_is_one_node(store: ZooKeeperStore, odd: str) -> None:
     assert store.read_state(odd) == row
     assert store.transactional_ids() == [odd]
     assert len(store.client.get_children(store.path)) == 1
-
-
-def test_a_claim_between_record_and_commit_fences(store: ZooKeeperStore) -> None:
-    """[DW-2] The multi is good for one version of the node; what the user put into it is rolled back, too."""
-    row = store.claim("id")
-    transaction = store.begin()
-    transaction.request.create(f"{store.path}-data", b"mine")
-    transaction.record(replace(row, state=PreparedTxnState("7:0")))
-    store.claim("id")
-    with pytest.raises(NotCommitted) as refused:
-        transaction.commit()
-    assert isinstance(refused.value.cause, WriterFenced)
-    assert store.client.exists(f"{store.path}-data") is None
 
 
 def test_a_refused_operation_of_the_user_is_the_users_error(store: ZooKeeperStore) -> None:

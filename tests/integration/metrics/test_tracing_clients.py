@@ -1,7 +1,6 @@
 """Spans of producers and consumers, the headers between them, and metrics, on a real broker."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from tests.support.dual_world import new_name
-from tests.support.raw_producer import make_topic
 from tests.support.traces import (
     Traces,
     attributes_of,
@@ -35,25 +32,6 @@ from tallystick.testing import EmbeddedBroker
 pytestmark = pytest.mark.server
 
 FOREIGN = b"00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def traces() -> Iterator[Traces]:
-    with traced() as traces:
-        yield traces
-
-
-@pytest.fixture
-def topic(broker: EmbeddedBroker) -> str:
-    name = new_name()
-    make_topic(broker, name)
-    return name
 
 
 def settings(broker: EmbeddedBroker, **others: object) -> dict[str, object]:

@@ -5,7 +5,6 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -46,18 +45,6 @@ from tallystick.testing import EmbeddedBroker, eventually
 pytestmark = pytest.mark.server
 
 OUTCOME = "tallystick.outcome"
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def traces() -> Iterator[Traces]:
-    with traced() as traces:
-        yield traces
 
 
 class Shop:

@@ -1,7 +1,7 @@
 """A Spark batch is one trace: the driver's part, and the tasks in Spark's own Python processes."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import create_engine, text
 from tests.support.dual_world import new_name
 from tests.support.reading import committed_records
-from tests.support.traces import Traces, attributes_of, context_of, traced
+from tests.support.traces import Traces, attributes_of, context_of
 
 from tallystick import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.spark import foreach_batch, to_table, to_topic
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 # What a user writes, but for the exporter: one line of JSON for each span.
 SETUP = """
@@ -59,12 +59,6 @@ def fail():
 """
 
 Span = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +109,6 @@ class Place:
 @pytest.fixture
 def place(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, spans_path: Path) -> Place:
     return Place(spark, broker, tmp_path, spans_path)
-
-
-@pytest.fixture
-def traces() -> Iterator[Traces]:
-    with traced() as traces:
-        yield traces
 
 
 def named(spans: list[Span], name: str) -> list[Span]:

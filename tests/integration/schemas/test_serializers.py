@@ -19,8 +19,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
-from tests.support.dual_world import new_name
-from tests.support.raw_producer import make_topic
 from tests.support.reading import committed_records
 
 import tallystick
@@ -41,19 +39,6 @@ JSON = (
     '"required":["id"]}'
 )
 ORDER = {"id": "o-1", "cents": 350}
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-def topic(broker: EmbeddedBroker) -> str:
-    name = new_name()
-    make_topic(broker, name)
-    return name
 
 
 @pytest.fixture

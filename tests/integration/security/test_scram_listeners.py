@@ -55,12 +55,6 @@ def broker(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield running
 
 
-@pytest.fixture
-def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
-    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as made:
-        yield made
-
-
 def log_in(user: str, password: str, mechanism: str, tls: trustme.CA | None = None) -> str | None:
     """Return the id of the cluster, as one who logged in is told it."""
     config = {

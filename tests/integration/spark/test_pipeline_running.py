@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,15 +34,9 @@ from tallystick.spark.sink.driver.context import SinkContext
 from tallystick.spark.sink.task.attempt import run_attempt
 from tallystick.testing import EmbeddedBroker, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 ROWS = 60
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
 
 
 def client(broker: EmbeddedBroker) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Pipelines over Avro and JSON Schema: topics, a table, and what cannot be decoded, in one decision."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tallystick.pipeline import Pipeline
 from tallystick.pipeline.definition_toml import parse_definition
 from tallystick.testing import EmbeddedBroker, SchemaRegistry
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 
 def schema(*fields: tuple[str, object]) -> str:
@@ -63,12 +62,6 @@ TABLE = """
 table = "paid"
 database = "sqlite:///{folder}/paid.db"
 """
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
 
 
 class Place:

@@ -1,7 +1,5 @@
 """The views of a pipeline in a real Spark: what fits is a row, what does not is never lost."""
 
-from collections.abc import Iterator
-
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
@@ -22,15 +20,9 @@ from tallystick.pipeline.definition import (
 from tallystick.pipeline.views import declare_views, malformed_view_name
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 FLIGHTS = SourceDefinition(name="flights", topics=("flights",), schema="flight STRING, delay INT")
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
 
 
 def declare(

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import json
-from collections.abc import Iterator
 
 import pytest
 from pyspark.errors import PySparkException
@@ -12,13 +11,7 @@ from tallystick import Admin, Producer, TopicPartition
 from tallystick.admin.topics import NewTopic
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The coordinator of Spark's sink on our broker, without Spark: decided, interrupted, replaced, recovered."""
 
-from collections.abc import Iterator
-
 import pytest
 from tests.support.spark_queries import Interrupted, MuteStation, Query
 
@@ -21,25 +19,11 @@ from tallystick.spark.protocol.errors import (
 )
 from tallystick.spark.sink.driver import lease_handover
 from tallystick.spark.sink.driver.recovery import resolve
-from tallystick.testing import EmbeddedBroker, eventually
+from tallystick.testing import eventually
 
 pytestmark = [pytest.mark.server]
 
 MODES = ("2pc", "keep", "resume")
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as running:
-        yield running
-
-
-@pytest.fixture
-def query(broker: EmbeddedBroker) -> Iterator[Query]:
-    made = Query(broker.bootstrap_servers)
-    made.make_topic()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("mode", MODES)

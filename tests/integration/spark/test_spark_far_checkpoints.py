@@ -20,13 +20,7 @@ from tallystick.spark.files.hadoop import HadoopSystem, find_session_files
 from tallystick.spark.sink.driver.foreach_topic import foreach_batch
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 
 class FarPath:

@@ -1,7 +1,7 @@
 """A query whose settings changed between two runs, or whose decisions were lost: nothing is written again."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -28,12 +28,6 @@ from tallystick.testing import EmbeddedBroker
 pytestmark = [pytest.mark.server]
 
 _NAMES = count()
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as running:
-        yield running
 
 
 class MuteStation(SinkContext):

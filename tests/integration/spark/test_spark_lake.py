@@ -44,18 +44,12 @@ deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
 
 pytest.importorskip("pyiceberg", reason="needs the extra iceberg")
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ROWS = 40
 BEGAN_S = 1_700_000_000
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
 
 
 class Place:

@@ -28,18 +28,6 @@ pytestmark = pytest.mark.server
 ALL = ReadAllAvailable()
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
-    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as made:
-        yield made
-
-
 @pytest.fixture
 def topic(admin: Admin, request: pytest.FixtureRequest) -> str:
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in request.node.name)

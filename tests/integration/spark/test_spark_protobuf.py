@@ -1,6 +1,5 @@
 """Protobuf through the Spark source and sink, and pipelines: beside confluent's serializers, both ways."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tallystick.spark import foreach_batch, register_serializer, to_topic
 from tallystick.testing import EmbeddedBroker, SchemaRegistry
 from tallystick.testing.proto_files import compile_proto, read_descriptor
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 REFUND_FIRST = 'syntax = "proto3"; package demo; message Refund { string id = 1; } '
 ORDER = REFUND_FIRST + "message Order { string id = 1; int32 cents = 2; MORE}"
@@ -35,12 +34,6 @@ ONE, TWO = {"id": "a", "cents": 1}, {"id": "b", "cents": 2}
 
 def build_class(text: str, message: str = "demo.Order") -> Any:
     return message_factory.GetMessages([read_descriptor(compile_proto(text, {}), "orders.proto")])[message]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
 
 
 class ProtobufPlace(Place):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,9 @@ from tallystick.spark.protocol.query_events import QueryEvent, QueryEventKind
 from tallystick.spark.runtime.java import find_java_home
 from tallystick.testing import EmbeddedBroker, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 PREFIX, TOPIC, NAME = "test/metrics", "metered", "metered"
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
 
 
 def run_query(spark: SparkSession, broker: EmbeddedBroker, folder: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,20 +20,6 @@ for name in ("pyspark", "pyarrow", "numpy"):
 from tallystick.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as running:
-        yield running
-
-
-@pytest.fixture
-def query(broker: EmbeddedBroker) -> Iterator[Query]:
-    made = Query(broker.bootstrap_servers)
-    made.make_topic()
-    yield made
-    made.close()
 
 
 WITH_ARROW = WITHOUT_SPARK.replace('"pyarrow", "numpy"', "")

@@ -1,7 +1,6 @@
 """Avro through the Spark source and sink: what confluent's serializers write is read, and the reverse."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tallystick.admin.topics import NewTopic
 from tallystick.spark import foreach_batch, register, register_serializer, to_topic
 from tallystick.testing import EmbeddedBroker, SchemaRegistry
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 FIELDS: list[dict[str, Any]] = [{"name": "id", "type": "string"}, {"name": "cents", "type": "int"}]
 
@@ -30,12 +29,6 @@ def schema(*more: dict[str, Any]) -> str:
 
 
 NOTE = {"name": "note", "type": ["null", "string"], "default": None}
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
 
 
 class Place:

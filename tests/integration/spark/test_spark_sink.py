@@ -21,18 +21,12 @@ from tallystick.spark.sink.driver.foreach_topic import foreach_batch
 from tallystick.spark.sink.driver.recovery import resolve
 from tallystick.testing import EmbeddedBroker, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 # Workers of Spark cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ROWS = 40
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
 
 
 class Place:

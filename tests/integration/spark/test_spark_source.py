@@ -1,7 +1,6 @@
 """`spark.readStream.format("tallystick")` on our broker."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,10 @@ from tallystick import Admin, Producer, TopicPartition
 from tallystick.admin.topics import NewTopic
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.broker(in_process=False)]
 
 # What is away is asked for again over this time.
 SHORT_TIMEOUTS = {"kafka__default__api__timeout__ms": 5000, "kafka__request__timeout__ms": 5000}
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
-
-
-@pytest.fixture
-def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
-    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as made:
-        yield made
 
 
 @pytest.fixture

@@ -21,18 +21,6 @@ from tallystick.testing import EmbeddedBroker
 pytestmark = pytest.mark.server
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(in_process=True) as running:
-        yield running
-
-
-@pytest.fixture
-def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
-    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as made:
-        yield made
-
-
 @pytest.fixture
 def topic(admin: Admin, request: pytest.FixtureRequest) -> str:
     name = request.node.name

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from functools import partial, wraps
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from tests.support.loops import on_a_loop
 
 from tallystick.broker.coordinator.runtime import (
     CommandQueue,
@@ -19,14 +20,6 @@ from tallystick.kernel.ids import Offset
 from tallystick.testing import FakeClock
 
 TIMEOUT_MS = 1_000
-
-
-def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 class Partition:

@@ -2,11 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from functools import wraps
-from typing import Any
 
 import pytest
+from tests.support.loops import on_a_loop
 
 from tallystick.broker.coordinator.reload import (
     BACKOFF_MAX_MS,
@@ -17,14 +15,6 @@ from tallystick.broker.coordinator.reload import (
 from tallystick.kernel.codes import ErrorCode
 from tallystick.storage.disk.fs import LogOffline
 from tallystick.testing import FakeClock
-
-
-def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 class Coordinator:

@@ -1,13 +1,10 @@
 """Deadlines count the time in which the loop ran: a process that was stopped finds nobody dead for it."""
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from functools import wraps
-from typing import Any
 
 from tests.support.groups import G
 from tests.support.groups import World as GroupWorld
+from tests.support.loops import on_a_loop
 from tests.support.txn_coordinator import World as TxnWorld
 from tests.support.txn_coordinator import commit
 
@@ -24,14 +21,6 @@ from tallystick.kernel.ids import TransactionalId
 from tallystick.testing import FakeClock
 
 DAY_MS = 86_400_000
-
-
-def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 class Timed:

@@ -4,14 +4,14 @@ The coordinator is the real one on a log in memory; of the broker only what thes
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import wraps
 from itertools import count
 from typing import Any, cast
 from uuid import UUID
 
-import pytest
+from tests.support.loops import Turn, on_a_loop
+from tests.support.memory_broker import versions
 
 from tallystick.broker.authorizer.authorizer import ALLOW_ALL
 from tallystick.broker.broker import Broker
@@ -212,27 +212,6 @@ def fetch_request(version: int, *, everything: bool = False, topic_id: UUID = TO
             OffsetFetchRequestGroup(group_id="other", topics=topics),
         ),
         require_stable=True,
-    )
-
-
-class Turn:
-    """Awaiting it lets everything that is ready run once."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield
-
-
-def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
-def versions(key: ApiKey) -> Any:
-    return pytest.mark.parametrize(
-        "version", range(API_SPECS[key].min_version, API_SPECS[key].max_version + 1)
     )
 
 
