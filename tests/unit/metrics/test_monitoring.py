@@ -75,7 +75,7 @@ def expose_clients() -> str:
     steps = StepRunner(collector.watch_writes("shop"))
     steps.attach(pool)
     for event in WriteEvent:
-        steps.note(event)
+        steps.emit(event)
     return expose(collector)
 
 
