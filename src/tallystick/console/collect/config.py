@@ -28,7 +28,7 @@ PARTIAL_REST_MS_MAX: Final = 30_000
 
 
 class Pace(Value, kw_only=True):
-    """The wanted pace of one part.
+    """Pace at which a part is read, so that the console never becomes the load it shows [CON-2].
 
     interval_ms  from the beginning of a reading to the beginning of the next
     limit_ms     after which a reading is given up
