@@ -105,7 +105,7 @@ def test_events_are_counted_by_the_name_of_the_writer() -> None:
     metrics = ClientMetrics()
     steps = AsyncStepRunner(metrics.watch_writes("shop"))
     for event in WriteEvent:
-        steps.note(event)
+        steps.emit(event)
     shown = scrape(metrics)
     shop = ("writer", "shop")
     counted = {key for key, value in shown.items() if value == 1 and key[0].endswith("_total")}
@@ -128,7 +128,7 @@ def test_events_are_counted_by_the_name_of_the_writer() -> None:
 
 def test_without_an_observer_nothing_is_noted_or_loaded() -> None:
     steps = StepRunner()
-    steps.note(WriteEvent.COMMITTED)
+    steps.emit(WriteEvent.COMMITTED)
     steps.attach(FakeClient({"writers": 1}))
     assert steps.run("prepare", "", divmod, 7, 2) == (3, 1)
 
