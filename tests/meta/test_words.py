@@ -23,7 +23,7 @@ OPENING = re.compile(r"(?:[-*] |\| )?(?:What|Who|Whose|Whom|Which)\b[^?]*$")
 # A docstring of a class or module names the thing: "Broker interface for Fetch", not "What Fetch needs".
 HEADLESS = re.compile(r"(What|Who|Whose|Whom|Which|When|Where|Why|How)\b")
 # A ratchet: the packages with such docstrings, and how many they may have at most.
-HEADLESS_MAX = {"client": 9, "console": 60, "pipeline": 1, "spark": 16}
+HEADLESS_MAX = {"client": 2, "console": 1}
 
 # A participle says how a value was got, not what it is (style R19): `found` is a row, `taken` a latency.
 IRREGULAR = re.compile(

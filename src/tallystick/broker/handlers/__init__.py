@@ -2,7 +2,7 @@
 
     dispatch, ports     how a handler is called, and what of the broker it may reach
     authorization       the checks of rights that handlers share
-    data/ txn/ groups/ topics/ cluster/ security/    the handlers, on the shelves of `protocol.messages`
+    data/ txn/ groups/ topics/ cluster/ security/    the handlers, in the folders of `protocol.messages`
 
 A handler authorises, translates the message, calls one driver and translates the result back.
 """

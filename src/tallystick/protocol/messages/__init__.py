@@ -8,5 +8,5 @@
     cluster/    brokers, coordinators, features, settings, quotas
     security/   logins, users, ACLs
 
-`broker.handlers` has the same shelves. Nothing here decides: a declaration says what the bytes are.
+`broker.handlers` has the same folders. Nothing here decides: a declaration says what the bytes are.
 """
