@@ -106,6 +106,12 @@ OF_EACH_CLASS: list[tuple[Exception, NextStep]] = [
     (client.InvalidTxnState("…"), RAISED),
     (client.DecisionExpired("…"), RAISED),
     (client.Closed("…"), RAISED),
+    (client.PositionUnknown("payments", 0, "…"), RAISED),
+    (client.TopicRecreated("payments", 0, "…"), RAISED),
+    (client.WokenUp("…"), RAISED),
+    (client.CommitRefused("…"), RAISED),
+    (client.RecordUnreadable("payments", 0, 7, "…"), RAISED),
+    (client.DeserializationFailed("payments", 0, 7, "value", "…"), RAISED),
 ]
 
 
