@@ -27,7 +27,7 @@ from tallystick.spark.protocol.committable import BatchLease, MicroBatch, Partic
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.sink.driver.context import SinkContext
 from tallystick.spark.sink.driver.database_context import DatabaseSinkContext
-from tallystick.spark.sink.driver.lake import LakeSinkContext
+from tallystick.spark.sink.driver.lake_context import LakeSinkContext
 from tallystick.spark.sink.task.attempt import open_producer
 from tallystick.spark.sink.task.combined_attempt import HASH_COLUMN, CombinedTask, LakeTarget
 

@@ -27,7 +27,7 @@ from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, to_table, to_topic
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.sink.driver.context import SinkContext, get_sink_context
-from tallystick.spark.sink.driver.lake import LakeSinkContext
+from tallystick.spark.sink.driver.lake_context import LakeSinkContext
 from tallystick.spark.sink.task.combined_attempt import LakeTarget
 
 LAKE_POINTS: Final = tuple(

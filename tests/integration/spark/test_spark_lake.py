@@ -37,7 +37,7 @@ from tallystick.pipeline.definition import (
 from tallystick.spark import foreach_batch, resolve, resolve_rows, to_table, to_topic
 from tallystick.spark.decisions.store_log import DatabaseParticipants
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.sink.driver.lake import LakeSinkContext
+from tallystick.spark.sink.driver.lake_context import LakeSinkContext
 from tallystick.testing import EmbeddedBroker
 
 deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")

@@ -10,13 +10,14 @@ from tallystick import _lazy
 
 if TYPE_CHECKING:
     from tallystick.spark.decisions import staging
-    from tallystick.spark.sink.driver import database_context, lake, recovery, schemas, writers
+    from tallystick.spark.sink.driver import database_context, lake, lake_context, recovery, schemas, writers
     from tallystick.spark.sink.task import encoding, table_rows
 
 __all__ = [
     "database_context",
     "encoding",
     "lake",
+    "lake_context",
     "recovery",
     "schemas",
     "staging",
@@ -32,6 +33,7 @@ if not TYPE_CHECKING:
             "database_context": "tallystick.spark.sink.driver.database_context",
             "encoding": "tallystick.spark.sink.task.encoding",
             "lake": "tallystick.spark.sink.driver.lake",
+            "lake_context": "tallystick.spark.sink.driver.lake_context",
             "recovery": "tallystick.spark.sink.driver.recovery",
             "schemas": "tallystick.spark.sink.driver.schemas",
             "staging": "tallystick.spark.decisions.staging",

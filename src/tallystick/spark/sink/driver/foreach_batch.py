@@ -38,14 +38,8 @@ from tallystick.spark.protocol.committable import MicroBatch, Vote, build_empty_
 from tallystick.spark.runtime.versions import SparkFeature, check_feature
 from tallystick.spark.sink.driver import foreach_topic
 from tallystick.spark.sink.driver.context import OpenContext, SinkContext, get_sink_context
-from tallystick.spark.sink.driver.lake import (
-    CreateLakeContext,
-    LakeSinkContext,
-    OpenLakeContext,
-    locate_table,
-    look_up_table,
-    prepare_target,
-)
+from tallystick.spark.sink.driver.lake import locate_table, look_up_table, prepare_target
+from tallystick.spark.sink.driver.lake_context import CreateLakeContext, LakeSinkContext, OpenLakeContext
 from tallystick.spark.sink.driver.lease_handover import keep_in_memory, remove_lease
 from tallystick.spark.sink.driver.projection import project_sinks
 from tallystick.spark.sink.task.combined_attempt import CombinedTask, LakeTarget, name_sink_column

@@ -11,7 +11,7 @@ A query of `format("tallystick")` with the option `table` has no sinks of its ow
 The tasks write the data files (`task.combined_attempt`, `task.table_rows`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, cast
 
@@ -20,23 +20,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 
-from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.check import check, require
-from tallystick.kernel.value import Value, replace
+from tallystick.kernel.value import replace
 from tallystick.lake.errors import SchemaDiffers, UnusableTable
 from tallystick.lake.names import find_url_problem, is_catalog_url, parse_table_url
 from tallystick.lake.opening import LakeLocation, open_table
 from tallystick.lake.schema import TableDefinition, find_added_columns, find_column_problems
-from tallystick.spark.decisions.lake_row import LakeRow
-from tallystick.spark.decisions.store_log import DatabaseDecisionLog, DatabaseParticipants
-from tallystick.spark.decisions.topic import DecisionTopic
-from tallystick.spark.options.sink_options import TRANSACTION_TIMEOUT_MS, SinkOptions
+from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import StagedMoves, ToTable, ToTopic, quote_column
 from tallystick.spark.protocol.committable import Vote
-from tallystick.spark.protocol.decide import TIMEOUT_MARGIN_DIVISOR
-from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.sink.driver.columns import has_records, to_arrow_schema
 from tallystick.spark.sink.driver.context import SinkContext, get_sink_context
+from tallystick.spark.sink.driver.lake_context import LakeSinkContext, OpenLakeContext
 from tallystick.spark.sink.task.attempt import ROW_COLUMN
 from tallystick.spark.sink.task.combined_attempt import HASH_COLUMN, LakeTarget
 from tallystick.spark.sink.task.table_rows import TableBatch, VotedFiles
@@ -133,37 +128,6 @@ def _read_columns(kind: DataType) -> pa.Schema:
     check(isinstance(kind, StructType), "a table's rows are a column of structs")
     fields = [field for field in cast(StructType, kind).fields if field.name != HASH_COLUMN]
     return to_arrow_schema(StructType(fields))
-
-
-class LakeSinkContext(SinkContext):
-    """The driver's context of a prefix whose decisions are commits of a lake table."""
-
-    def __init__(self, options: SinkOptions, location: LakeLocation, *, accepts_loss: bool = False) -> None:
-        """Open the table's context; see `LakeRow`. Raises: BadConfig, MissingLibrary."""
-        self.lake_row = LakeRow(open_table(location), options.prefix, accepts_loss=accepts_loss)
-        super().__init__(options)
-
-    def create_ports(self, cluster: Cluster) -> tuple[ParticipantsPort, DecisionLogPort]:
-        timeout_ms = int(self.options.client.get("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
-        participants, topic = super().create_ports(cluster)
-        notes = topic if isinstance(topic, DecisionTopic) else None
-        self.decision_log = DatabaseDecisionLog(
-            self.lake_row, timeout_ms // TIMEOUT_MARGIN_DIVISOR // 2, notes=notes
-        )
-        return DatabaseParticipants(participants, self.lake_row), self.decision_log
-
-
-CreateLakeContext = Callable[[SinkOptions, LakeLocation], LakeSinkContext]
-
-
-class OpenLakeContext(Value, kw_only=True):
-    """An `OpenContext` to cluster and table; two of them are equal if their parts are."""
-
-    location: LakeLocation
-    create: CreateLakeContext = LakeSinkContext
-
-    def __call__(self, options: SinkOptions) -> SinkContext:
-        return self.create(options, self.location)
 
 
 def prepare_table(options: SinkOptions, columns: StructType) -> TableBatch:

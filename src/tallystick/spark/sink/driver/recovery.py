@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 from tallystick.kernel.ids import is_table_url
 from tallystick.kernel.settings import BadConfig
-from tallystick.lake.names import NO_OPTIONS, StorageOptions, parse_table_url
-from tallystick.lake.opening import LakeLocation
+from tallystick.lake.names import NO_OPTIONS, StorageOptions
 from tallystick.spark import sink
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 from tallystick.spark.options.sink_options import SinkOptions, with_database_suffix
@@ -21,7 +20,6 @@ from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.coordinator import PrefixStatus
 from tallystick.spark.protocol.transactional_ids import find_prefix_problems
 from tallystick.spark.sink.driver.context import SinkContext
-from tallystick.spark.sink.driver.lake import LakeSinkContext
 
 __all__ = ["PrefixStatus", "open_store_context", "read_last_decision", "resolve", "resolve_rows"]
 
@@ -155,7 +153,6 @@ def open_store_context(
     options = with_database_suffix(options)
     if is_table_url(url):
         storage_options = next((each.storage_options for each in tables), storage_options)
-        location = LakeLocation(url=parse_table_url(url), storage_options=storage_options)
-        return LakeSinkContext(options, location, accepts_loss=accepts_loss)
+        return sink.lake_context.open_context_by_url(options, url, storage_options, accepts_loss=accepts_loss)
     module = sink.database_context
     return module.OpenDatabaseContext(database=module.resolve_database(url), tables=tables)(options)
