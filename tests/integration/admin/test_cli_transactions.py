@@ -161,7 +161,7 @@ def test_what_is_prepared_is_told_apart_and_kept_unless_forced(
         assert (row["Verdict"], row["TransactionalId"]) == ("in doubt", "prepared")
         code, _, err = run("abort", *at, "--start-offset", "0", "--yes")
         assert code == 5
-        assert "the other half may be committed" in err
+        assert "the other side may be committed" in err
         assert run("force-terminate", "--transactional-id", "prepared", "--yes")[0] == 5
         assert producer.describe().transaction_state == "Ongoing"
         assert run("forceTerminateTransaction", "--transactionalId", "prepared", "--yes", "--force")[0] == 0
