@@ -5,8 +5,7 @@ stable offset would never advance (KAFKA-14402). So before the first batch of a 
 
     1. a guard of the partition is taken, which records that a question is under way;
     2. a request to the coordinator: with the newer protocol it adds the partition, with the older one it
-    verifies
-       that the client did so itself (KIP-890 parts 2 and 1);
+       verifies that the client did so itself (KIP-890 parts 2 and 1);
     3. the guard is passed to the log, which accepts it unless a marker in between made it void;
     4. a producer is answered when the data and the coordinator's record are durable; both are forced to the
        disk at the same time, where a power loss between them can be repaired (ADR 0050).
@@ -152,7 +151,7 @@ def check_producer_id_owner(broker: HasTransactions, header: BatchHeader) -> Rej
 
 def request_verification(
     broker: HasTransactions,
-    context: VerificationContext,
+    verification: VerificationContext,
     identity: ProducerIdAndEpoch,
     partitions: frozenset[TopicPartition],
 ) -> asyncio.Future[TxnAnswer]:
@@ -162,15 +161,17 @@ def request_verification(
     if it need not wait for the disk; `collect_refusals` reads the answer.
     """
     command: TxnCommand = (
-        AddPartitionsByLeader(identity=identity, partitions=partitions, needs_durable=context.needs_durable)
-        if context.is_implicit
+        AddPartitionsByLeader(
+            identity=identity, partitions=partitions, needs_durable=verification.needs_durable
+        )
+        if verification.is_implicit
         else VerifyPartitions(identity=identity, partitions=partitions)
     )
-    return broker.transactions.submit(context.transactional_id, command, context.requester)
+    return broker.transactions.submit(verification.transactional_id, command, verification.requester)
 
 
 def collect_refusals(
-    answer: TxnAnswer, context: VerificationContext, partitions: frozenset[TopicPartition]
+    answer: TxnAnswer, verification: VerificationContext, partitions: frozenset[TopicPartition]
 ) -> Mapping[TopicPartition, Reject]:
     """Return the refused partitions, with the codes that producers know.
 
@@ -178,19 +179,19 @@ def collect_refusals(
     CONCURRENT_TRANSACTIONS, and the codes of a coordinator that is not ready.
     """
     if isinstance(answer, Reject):
-        return dict.fromkeys(partitions, _translate_refusal(answer, context))
+        return dict.fromkeys(partitions, _translate_refusal(answer, verification))
     if isinstance(answer, VerifyPartitionsResult):
         return {
             partition: _translate_refusal(
                 Reject(code, f"the transaction does not include {partition}; nothing was appended. Abort it"),
-                context,
+                verification,
             )
             for partition, code in answer.errors.items()
         }
     return {}
 
 
-def _translate_refusal(refusal: Reject, context: VerificationContext) -> Reject:
+def _translate_refusal(refusal: Reject, verification: VerificationContext) -> Reject:
     """Translate a refusal for the producer.
 
     A fenced producer gets INVALID_PRODUCER_EPOCH from partition leaders, after which it may abort and
@@ -201,7 +202,7 @@ def _translate_refusal(refusal: Reject, context: VerificationContext) -> Reject:
     match refusal.code:
         case ErrorCode.PRODUCER_FENCED:
             return Reject(ErrorCode.INVALID_PRODUCER_EPOCH, refusal.reason)
-        case ErrorCode.TRANSACTION_ABORTABLE if not context.knows_abortable:
+        case ErrorCode.TRANSACTION_ABORTABLE if not verification.knows_abortable:
             return Reject(ErrorCode.INVALID_TXN_STATE, refusal.reason)
     return refusal
 
