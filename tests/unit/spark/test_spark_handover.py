@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from pyspark import SparkFiles
+from pyspark import SparkContext, SparkFiles
 from tests.support.spark_values import LEASES
 
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
@@ -57,6 +57,7 @@ def test_sessions_of_one_connect_server_share_its_folder(
 
 def test_without_a_session_no_lease_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkFiles, "_is_running_on_worker", False)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)  # of other tests
     lease_handover.save_lease(OPTIONS, LEASE)
     assert lease_handover.find_lease(OPTIONS) is None
 
