@@ -59,8 +59,9 @@ test-full: $(READY) ## everything there is, in a random order with random exampl
 check: $(READY) ## the quick loop: format, lint, types of the sources, layers, twins, quick unit tests (under a minute)
 	@$(BIN)/python -m tools.gate --quick --beside $(MAKE) --no-print-directory unit
 
+# A signal ends a test that hangs; the thread of `make test`, which also ends one in C, is a millisecond a test.
 unit: $(READY) ## the tests of make check alone
-	@$(SETS) $(BIN)/python -m pytest $(TWO) --dist loadfile $(FIXED) -m "not slow and not server and not kafka and not mount" tests/unit tests/meta
+	@$(SETS) $(BIN)/python -m pytest -o timeout_method=signal $(TWO) --dist loadfile $(FIXED) -m "not slow and not server and not kafka and not mount" tests/unit tests/meta
 
 format: $(READY) ## rewrite the sources in the house format, and the twins that are generated from them
 	@$(BIN)/ruff format .

@@ -70,6 +70,7 @@ SOURCES = sorted((ROOT / "src" / "tallystick").rglob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+@pytest.mark.slow
 def test_texts_of_the_sources() -> None:
     problems = [
         f"{path.relative_to(ROOT)}: {problem}: {match[0]}"
@@ -82,6 +83,7 @@ def test_texts_of_the_sources() -> None:
     assert problems == []
 
 
+@pytest.mark.slow
 def test_pages_of_the_documentation() -> None:
     problems = [
         f"{path.relative_to(ROOT)}: {problem}: {match[0]}"

@@ -28,6 +28,7 @@ def lazy_names() -> list[tuple[str, str, str, str]]:
 
 
 @pytest.mark.parametrize(("package", "name", "module", "attribute"), lazy_names())
+@pytest.mark.slow
 def test_a_lazy_name_is_the_one_that_type_checkers_see(
     package: str, name: str, module: str, attribute: str
 ) -> None:

@@ -101,6 +101,7 @@ def test_every_unit_of_work_has_a_small_size() -> None:
 
 
 @pytest.mark.parametrize("module", UNITS)
+@pytest.mark.slow
 def test_the_units_are_those_of_their_modules(module: str) -> None:
     path = SOURCE / module.replace(".", "/")
     shrink(ast.parse(path.with_suffix(".py").read_text()), UNITS[module])

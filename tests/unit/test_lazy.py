@@ -36,6 +36,7 @@ sys.meta_path.insert(0, Without())
         ("pyspark", "pipeline.Pipeline", "spark"),
     ],
 )
+@pytest.mark.slow
 def test_a_name_whose_library_is_missing_says_what_to_install(library: str, name: str, extra: str) -> None:
     package, _, public = name.partition(".")
     program = f"{WITHOUT.format(library=library)}from tallystick.{package} import {public}"
@@ -89,6 +90,7 @@ def test_a_database_whose_driver_is_missing_names_its_package(library: str, url:
     assert (done.returncode, done.stderr) == (2, told)
 
 
+@pytest.mark.slow
 def test_the_console_and_sparks_sink_name_the_package_of_a_driver_too() -> None:
     program = (
         f"{WITHOUT.format(library='psycopg')}"

@@ -305,6 +305,7 @@ def test_a_change_of_the_acls_holds_at_once() -> None:
     assert (authorizer.allowed, authorizer.denied) == (2, 4)
 
 
+@pytest.mark.slow
 def test_what_is_remembered_has_a_bound() -> None:
     authorizer = StandardAuthorizer(STRICT)
     for number in range(VERDICTS_MAX + 10):
@@ -312,6 +313,7 @@ def test_what_is_remembered_has_a_bound() -> None:
     assert len(authorizer._verdicts) <= VERDICTS_MAX
 
 
+@pytest.mark.slow
 def test_what_is_remembered_of_allowed_names_has_a_bound() -> None:
     """One client that names ever more topics, and one that names long ones."""
     authorizer = StandardAuthorizer(AclSettings(frozenset({"User:alice"})))

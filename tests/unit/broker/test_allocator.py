@@ -20,6 +20,7 @@ print((faults() - before) // 20)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+@pytest.mark.slow
 def test_a_large_answer_does_not_fault_its_pages_in_anew() -> None:
     """Six MiB are 1,536 pages; touching them for the first time each time would fault as often."""
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)

@@ -43,6 +43,7 @@ def topic(number: int) -> MetadataResponseTopic:
 
 @pytest.mark.parametrize("count", [0, 1, 2, SLICE_ENTRIES, SLICE_ENTRIES + 1, 126, 127, 128, 300])
 @pytest.mark.parametrize("version", range(14))
+@pytest.mark.slow
 def test_slices_of_metadata_are_the_bytes_of_the_whole(version: int, count: int) -> None:
     listed = SlicedListResponse(metadata, range(count), topic)
     assert b"".join(listed.iter_slices(version)) == encode(listed.build(), version)

@@ -126,6 +126,7 @@ def test_what_the_broker_counts() -> None:
     assert shown["tallystick_deletions_refused_total"] == {(): 1}
 
 
+@pytest.mark.slow
 def test_a_source_at_work_frees_the_loop_between_readings() -> None:
     family = make_gauge("things", "Help.", ("n",))
 

@@ -207,6 +207,7 @@ def now_s() -> int:
         *("expired", "not-yet", "issued-later", "no-subject", "no-token"),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_tokens_that_are_refused(tmp_path: Path, provider: IdentityProvider, make: object, why: str) -> None:
     """CVE-2026-33557: a broker took any token. The client learns no more than the status."""
     login = new_login(settings_with_file(tmp_path, provider))

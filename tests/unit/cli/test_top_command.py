@@ -26,12 +26,14 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_without_the_extra_it_says_how_to_install_it() -> None:
     done = run(f"{WITHOUT_TEXTUAL}sys.exit(main(['top', '--bootstrap-server', '127.0.0.1:1']))")
     assert done.returncode == 2
     assert done.stderr == "tallystick: textual is not installed: pip install 'tallystick[top]'\n"
 
 
+@pytest.mark.slow
 def test_without_the_extra_there_is_help() -> None:
     assert run(f"{WITHOUT_TEXTUAL}sys.exit(main(['top', '--help']))").returncode == 0
 

@@ -387,6 +387,7 @@ def test_a_topic_made_again_with_fewer_partitions_is_counted_anew() -> None:
     assert not lost.done()
 
 
+@pytest.mark.slow
 def test_no_record_is_left_in_a_queue_that_was_cut_off_while_threads_send() -> None:
     """[CLI-24] Eight partitions, then two, then eight, under four senders: every record is in one batch."""
     world = World(batch_bytes=2_000)

@@ -27,6 +27,7 @@ def _arrow(column: list[bytes | None] | None) -> object:
 
 
 @given(tables())
+@pytest.mark.slow
 def test_sections_are_those_of_lists(table: tuple[list[bytes | None], list[bytes | None] | None]) -> None:
     values, keys = table
     rows = ArrowRows.from_arrays(_arrow(values), _arrow(keys), RUN)  # type: ignore[arg-type]
@@ -36,6 +37,7 @@ def test_sections_are_those_of_lists(table: tuple[list[bytes | None], list[bytes
 
 
 @given(tables(), st.integers(0, 100_000), st.data())
+@pytest.mark.slow
 def test_parts_and_picks_are_those_of_lists(
     table: tuple[list[bytes | None], list[bytes | None] | None], room: int, data: st.DataObject
 ) -> None:

@@ -53,6 +53,7 @@ def _expected(
 
 
 @given(columns(), st.sampled_from(Codec), st.booleans(), st.booleans())
+@pytest.mark.slow
 def test_batches_are_those_of_encode_batch(
     rows: ListRows, codec: Codec, idempotent: bool, transactional: bool
 ) -> None:

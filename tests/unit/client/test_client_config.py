@@ -57,6 +57,7 @@ def producer(**given: object) -> ProducerConfig:
 
 
 @pytest.mark.parametrize(("role", "name", "kind", "default"), KAFKA)
+@pytest.mark.slow
 def test_every_name_of_kafka_is_known_with_its_type_and_default(
     role: str, name: str, kind: str, default: str
 ) -> None:

@@ -42,6 +42,7 @@ def test_rows_name_apis_that_exist() -> None:
 
 
 @pytest.mark.parametrize("code", ErrorCode)
+@pytest.mark.slow
 def test_what_kafka_calls_retriable_is_repeated_and_nothing_else(code: ErrorCode) -> None:
     """Kafka's flag, against the fallback rules; 129 starts anew and repeats (KIP-1102)."""
     repeats = find_rule("*", code).remedy.repeats

@@ -75,6 +75,7 @@ def test_a_callback_that_comes_after_the_outcome_is_called_at_once() -> None:
     assert told == [0, 1]
 
 
+@pytest.mark.slow
 def test_callbacks_come_once_each_whatever_thread_settles_and_whichever_watches() -> None:
     """[CLI-20] Watching and settling at once: nobody is told twice, nobody is forgotten."""
     for _ in range(200):

@@ -219,6 +219,7 @@ def test_a_thread_that_ended_is_replaced_and_says_so() -> None:
         engine.run(value(7), 10, "value")
 
 
+@pytest.mark.slow
 def test_no_import_makes_a_thread() -> None:
     done = run_program("""
         import threading
@@ -229,6 +230,7 @@ def test_no_import_makes_a_thread() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_forked_child_has_its_own_and_leaves_its_parents_behind() -> None:
     """[CLI-61]"""
     done = run_program(
@@ -265,6 +267,7 @@ def test_a_forked_child_has_its_own_and_leaves_its_parents_behind() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_the_end_of_the_interpreter_does_not_wait_for_a_broker_that_is_away() -> None:
     """[CLI-63] Nobody closed the producer, and nothing it says can be delivered."""
     done = run_program("""

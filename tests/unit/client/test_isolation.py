@@ -275,6 +275,7 @@ def test_every_batch_is_read_as_iter_records_reads_it(
 
 
 @pytest.mark.parametrize("records", [8_191, 8_192, 8_193, 20_000])
+@pytest.mark.slow
 def test_numbers_of_every_length_are_read(records: int) -> None:
     made = [Record(i, 10**12 + i, None, b"v") for i in range(records)]
     fetched = CompletedFetch(AT, 0, encode_batch(made, BatchMeta()), None)

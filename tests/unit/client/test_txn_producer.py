@@ -112,6 +112,7 @@ def test_there_is_a_way_into_every_state() -> None:
 
 
 @pytest.mark.parametrize(("state", "letter"), list(product(State, LETTERS)))
+@pytest.mark.slow
 def test_every_call_in_every_state(state: State, letter: str) -> None:
     """[CLI-42] What is not in the table is refused, changes nothing and sends nothing."""
     machine = WAYS[state]

@@ -246,6 +246,7 @@ def test_without_actions_there_is_no_route_and_no_button() -> None:
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_a_form_from_another_site_is_refused(headers: dict[str, str]) -> None:
     """[ACT-4] Even with a token, which no other site can have read."""
 
@@ -279,6 +280,7 @@ def test_a_browser_that_sends_no_referrer_is_no_other_site() -> None:
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_a_form_that_is_not_the_one_that_was_shown_is_refused(changes: dict[str, Any]) -> None:
     """[ACT-4]"""
 
@@ -318,6 +320,7 @@ def test_a_form_is_used_once() -> None:
 @pytest.mark.parametrize(
     "to", ["/run/resolve/other", "/run/force-terminate/pay-1", "/run/complete/pay-1", "/run/resolve/"]
 )
+@pytest.mark.slow
 def test_a_form_is_good_for_its_own_action_alone(to: str) -> None:
     """[ACT-4] The id in the form and the id in the address are one."""
 
@@ -344,6 +347,7 @@ def test_a_form_grows_old() -> None:
     assert len(Site().visit(story)) == 1
 
 
+@pytest.mark.slow
 def test_dry_runs_are_forgotten_and_never_fill_the_memory() -> None:
     async def story(visit: Visit) -> None:
         first = await visit.open()
@@ -384,6 +388,7 @@ def test_nothing_but_post_runs_an_action() -> None:
         (b"", "application/x-www-form-urlencoded", 409),
     ],
 )
+@pytest.mark.slow
 def test_a_body_that_is_no_form_is_refused(content: bytes, kind: str, status: int) -> None:
     async def story(visit: Visit) -> None:
         form = await visit.open()
@@ -574,6 +579,7 @@ def test_a_dry_run_follows_no_stream_and_may_send_its_origin() -> None:
     Site().visit(story)
 
 
+@pytest.mark.slow
 def test_pages_have_buttons_where_they_have_commands_that_change_something() -> None:
     async def story(visit: Visit) -> None:
         overview = read_form((await visit.client.get("/")).text)

@@ -142,6 +142,7 @@ def test_resolve_does_what_recovery_would_and_nothing_else(
 
 
 @pytest.mark.parametrize(("description", "row"), list(product(DESCRIPTIONS, ROWS)))
+@pytest.mark.slow
 def test_what_may_be_committed_elsewhere_is_not_terminated_without_a_reason(
     description: TransactionDescription | None, row: StoredState | None
 ) -> None:
@@ -278,6 +279,7 @@ def test_a_state_that_comes_to_nothing_is_refused(outcome: str) -> None:
 
 @pytest.mark.parametrize("verdict", list(HangingVerdict))
 @pytest.mark.parametrize("finding", list(HangingFinding))
+@pytest.mark.slow
 def test_a_marker_by_hand_has_the_guards_of_the_command(
     finding: HangingFinding, verdict: HangingVerdict
 ) -> None:

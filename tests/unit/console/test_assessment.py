@@ -186,6 +186,7 @@ def test_a_decided_transaction_that_the_cluster_aborted_is_shown_though_it_is_cl
 
 @pytest.mark.parametrize("finding", list(HangingFinding))
 @pytest.mark.parametrize("verdict", list(HangingVerdict))
+@pytest.mark.slow
 def test_only_what_was_seen_twice_is_called_hanging(finding: HangingFinding, verdict: HangingVerdict) -> None:
     views = TransactionViews(
         transactional_id=None,

@@ -87,6 +87,7 @@ def test_an_id_that_is_not_open_has_its_history_too() -> None:
 
 
 @pytest.mark.parametrize("source", HistorySource)
+@pytest.mark.slow
 def test_an_id_that_its_coordinator_knows_is_found_although_nothing_is_told_of_it(
     source: HistorySource,
 ) -> None:

@@ -153,6 +153,7 @@ def test_a_page_may_begin_within_a_batch_and_end_in_one_that_was_cut_off() -> No
     assert (next_offset, [each.offset for each in records]) == (4, [2, 3])
 
 
+@pytest.mark.slow
 def test_a_page_takes_no_more_of_a_large_batch_than_it_shows() -> None:
     many = [Record(at, NOW_MS, None, b"v", (("h" * 999, b"x" * 999),) * 60) for at in range(1_000)]
     ((next_offset, records),) = read_stable(encode_batch(many, BatchMeta(base_offset=0)), 7, ())
@@ -242,6 +243,7 @@ def test_whatever_is_in_a_record_becomes_bounded_printable_text(
 
 @pytest.mark.parametrize("wanted", Format)
 @pytest.mark.parametrize("data", [b"x" * 1_000_000, b"[" * 100_000, b"\xff" * 5_000], ids=str)
+@pytest.mark.slow
 def test_a_large_record_is_cut(data: bytes, wanted: Format) -> None:
     content = clip(data)
     assert content is not None
@@ -339,6 +341,7 @@ def test_a_page_shows_verdicts_markers_and_the_open_transaction() -> None:
     assert rows[0]["value"]["is_cut"] is True
 
 
+@pytest.mark.slow
 def test_nothing_is_read_unless_a_partition_is_asked_for() -> None:
     client, records = make_client()
     assert client.get("/topics/orders?format=json").json()["records"] is None

@@ -169,6 +169,7 @@ def list_pages(client: Client) -> dict[str, Page]:
     return pages
 
 
+@pytest.mark.slow
 def test_every_link_leads_to_a_page() -> None:
     pages = list_pages(make_client())
     assert len([url for url in pages if url.startswith("/transactions/")]) >= 4
@@ -195,6 +196,7 @@ def test_ids_are_unique_so_that_live_parts_find_their_place() -> None:
         assert len(page.ids) == len(set(page.ids)), url
 
 
+@pytest.mark.slow
 def test_every_page_has_a_json_form_with_the_same_title() -> None:
     client = make_client()
     for url, page in list_pages(client).items():
@@ -345,6 +347,7 @@ def test_followers_get_the_newest_state_and_never_wait_for_each_other() -> None:
 
 @pytest.mark.parametrize("url", ["/topics/nowhere", "/groups/nobody", "/transactions/nothing"])
 @pytest.mark.parametrize("form", ["", "?format=json"])
+@pytest.mark.slow
 def test_an_unknown_name_is_not_found(url: str, form: str) -> None:
     feed, snapshot = StateFeed(), make_snapshot()
     feed.publish(replace(snapshot, groups=GroupFacts(status=snapshot.topics.status)))

@@ -111,6 +111,7 @@ async def test_a_deletion_answers_each_filter_with_what_it_matched() -> None:
 
 
 @on_a_loop
+@pytest.mark.slow
 async def test_a_deletion_has_a_limit() -> None:
     async with memory_broker(**SETTINGS) as desk:
         names = [creation(str(number)) for number in range(DELETIONS_MAX + 1)]

@@ -141,6 +141,7 @@ def _assignments(times: int) -> tuple[ReassignableTopic, ...]:
 
 @pytest.mark.parametrize("api", range(len(repeated(1))))
 @on_a_loop
+@pytest.mark.slow
 async def test_what_is_named_many_times_is_answered_once(
     api: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ async def test_a_fetch_reads_a_partition_once_and_as_it_is_named_last() -> None:
 
 
 @on_a_loop
+@pytest.mark.slow
 async def test_a_waiting_fetch_counts_only_the_partition_that_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     async with memory_broker() as memory:
         await memory.make_topic("t", MANY)

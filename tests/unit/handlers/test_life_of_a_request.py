@@ -63,6 +63,7 @@ def start(memory: MemoryBroker, api: ApiKey, host: str = "10.0.0.1") -> "asyncio
 
 @pytest.mark.parametrize("api", [ApiKey.DESCRIBE_GROUPS, ApiKey.OFFSET_FETCH, ApiKey.DELETE_GROUPS])
 @on_a_loop
+@pytest.mark.slow
 async def test_it_counts_until_it_is_answered_and_one_of_a_host_is_worked_on(api: ApiKey) -> None:
     async with memory_broker() as memory:
         account = memory.broker.request_memory
@@ -77,6 +78,7 @@ async def test_it_counts_until_it_is_answered_and_one_of_a_host_is_worked_on(api
 
 
 @on_a_loop
+@pytest.mark.slow
 async def test_of_clients_that_are_gone_nothing_stays() -> None:
     async with memory_broker() as memory:
         account = memory.broker.request_memory

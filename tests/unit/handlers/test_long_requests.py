@@ -128,6 +128,7 @@ PARTITIONS_ANSWERED = [
 
 @pytest.mark.parametrize(("api", "shape"), PARTITIONS_ANSWERED, ids=lambda v: getattr(v, "name", str(v)))
 @on_a_loop
+@pytest.mark.slow
 async def test_others_have_the_loop_while_partitions_are_looked_up_and_answered(
     api: ApiKey, shape: Shape
 ) -> None:

@@ -85,6 +85,7 @@ async def cluster() -> AsyncIterator[MemoryBroker]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+@pytest.mark.slow
 def test_a_right_and_its_absence(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DataDirectory, "measure_volume", lambda _: (1, 1))
 

@@ -134,6 +134,7 @@ DENIALS = [
 
 @pytest.mark.parametrize(("request_", "version", "denied", "code"), DENIALS)
 @on_a_loop
+@pytest.mark.slow
 async def test_which_denial_gives_which_code(
     request_: Any, version: int, denied: Any, code: ErrorCode
 ) -> None:

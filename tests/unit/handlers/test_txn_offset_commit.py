@@ -193,6 +193,7 @@ async def test_offsets_of_a_transaction_from_commit_to_marker(version: int) -> N
 
 @versions(ApiKey.OFFSET_FETCH)
 @on_a_loop
+@pytest.mark.slow
 async def test_what_each_version_of_offset_fetch_sees_of_an_open_transaction(version: int) -> None:
     """RequireStable came with version 7; whoever does not ask sees the last offset that was committed."""
     async with memory_broker() as desk:
@@ -235,6 +236,7 @@ async def test_without_verification_older_clients_are_believed() -> None:
 @pytest.mark.parametrize("verifies", ["false", "true"])
 @pytest.mark.parametrize("pair", [Pair(-1, -1), Pair(7, -1)], ids=str)
 @pytest.mark.parametrize("version", [IMPLICIT - 1, IMPLICIT])
+@pytest.mark.slow
 def test_an_invalid_pair_is_refused_and_costs_no_other_client(
     version: int, pair: Pair, verifies: str
 ) -> None:
@@ -301,6 +303,7 @@ async def test_topics_that_are_not_there_cost_their_own_partitions(version: int)
     ],
 )
 @on_a_loop
+@pytest.mark.slow
 async def test_who_may_commit(
     version: int, denied: tuple[Operation, ResourcePattern | ResourceType], expected: ErrorCode
 ) -> None:

@@ -103,6 +103,7 @@ async def test_a_hanging_transaction_is_ended_and_readers_go_on(version: int) ->
 
 
 @on_a_loop
+@pytest.mark.slow
 async def test_more_partitions_than_there_can_be_end_the_connection() -> None:
     """One request of 289,254 partitions kept others waiting for 296 ms."""
     async with leader() as made:

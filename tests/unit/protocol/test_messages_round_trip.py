@@ -159,6 +159,7 @@ def test_every_field_survives_at_every_version(cls: type) -> None:
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+@pytest.mark.slow
 def test_unknown_tags_are_written_back(cls: type) -> None:
     for version in versions(get_message_spec(cls)):
         if version in get_message_spec(cls).flexible:
@@ -169,6 +170,7 @@ def test_unknown_tags_are_written_back(cls: type) -> None:
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+@pytest.mark.slow
 def test_a_version_without_a_field_refuses_its_value_or_drops_it_where_that_changes_nothing(
     cls: type,
 ) -> None:
@@ -184,6 +186,7 @@ def test_a_version_without_a_field_refuses_its_value_or_drops_it_where_that_chan
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+@pytest.mark.slow
 def test_null_goes_where_it_may_and_nowhere_else(cls: type) -> None:
     for struct, f, version in fields_at(cls, lambda f, v: v in f.wire.versions and f.may_be_null):
         value = with_field(cls, struct, f.name, None, version)
@@ -195,6 +198,7 @@ def test_null_goes_where_it_may_and_nowhere_else(cls: type) -> None:
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+@pytest.mark.slow
 def test_an_empty_array_is_not_a_null_array(cls: type) -> None:
     def is_array(f: FieldSpec, version: int) -> bool:
         return version in f.wire.versions and isinstance(f.wire.kind, ArrayType)
@@ -205,6 +209,7 @@ def test_an_empty_array_is_not_a_null_array(cls: type) -> None:
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+@pytest.mark.slow
 def test_bytes_cut_anywhere_or_with_more_behind_are_refused(cls: type) -> None:
     """[WIRE-1] A frame ends where its message ends."""
     for version in versions(get_message_spec(cls)):
@@ -217,6 +222,7 @@ def test_bytes_cut_anywhere_or_with_more_behind_are_refused(cls: type) -> None:
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+@pytest.mark.slow
 def test_a_value_may_be_built_from_what_is_required_alone(cls: type) -> None:
     """Every field that some version lacks has a default, so each version can be built by itself."""
     all_versions = versions(get_message_spec(cls))

@@ -72,6 +72,7 @@ def every_version() -> Iterator[tuple[ApiSpec, int]]:
 
 
 @pytest.mark.parametrize("spec", API_SPECS.values(), ids=lambda spec: spec.name)
+@pytest.mark.slow
 def test_every_version_has_the_fields_of_kafka_4_3(spec: ApiSpec) -> None:
     kafka = kafka_layouts()
     for version in range(spec.min_version, spec.max_version + 1):

@@ -203,6 +203,7 @@ def test_a_bomb_costs_no_more_than_the_bound(codec: Codec, make: Callable[[], by
 
 
 @pytest.mark.parametrize(("codec", "make"), BOMBS)
+@pytest.mark.slow
 def test_a_bomb_in_a_batch_costs_no_more_either(codec: Codec, make: Callable[[], bytes]) -> None:
     header = BatchHeader(0, 0, 0, 2, 0, codec, 0, 0, 0, -1, -1, -1, 1)
     batch = build_batch(header, make())
@@ -251,6 +252,7 @@ def test_nonsense_is_refused_cheaply(codec: Codec, payload: bytes) -> None:
 
 @pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize("codec", PACKED)
+@pytest.mark.slow
 def test_records_of_every_length_around_the_pieces_are_unpacked(
     codec: Codec, linked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,6 +190,7 @@ def test_avro_values_are_the_same_for_fastavro_or_refused(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("cell", PROTOBUF, ids=name_cell)
+@pytest.mark.slow
 def test_protobuf_values_are_the_same_for_protobuf_or_refused(cell: Cell) -> None:
     text = f'syntax = "proto3"; import "google/protobuf/timestamp.proto"; message R {{ {cell[2]} f = 1; }}'
     resolved = ResolvedSchema(compile_proto(text, {}), 1, format=ColumnFormat.PROTOBUF)

@@ -183,6 +183,7 @@ def test_messages_are_found_by_name_and_place_those_inside_others_too() -> None:
         (b"\0\0\0\0\x09x", "schema 9: none"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_decoded_has_a_reason(data: bytes, why: str) -> None:
     rows, failures = decode([data, b"\0\0\0\0\1\x02\x04\x0a\1b"], schema(), schema())
     assert rows[0] is None

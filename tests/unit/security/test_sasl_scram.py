@@ -78,6 +78,7 @@ def test_the_exchange_of_rfc_7677() -> None:
     username=st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1),
     password=st.text(st.characters(exclude_categories=("Cs",)), min_size=1),
 )
+@pytest.mark.slow
 def test_any_name_and_password_log_in(mechanism: ScramMechanism, username: str, password: str) -> None:
     """RFC 5802, section 5.1: "," and "=" in names are sent as "=2C" and "=3D". Kafka applies no SASLprep."""
     server = ScramServer(mechanism, find_in({username: create_credential(mechanism, password)}, mechanism))
@@ -268,6 +269,7 @@ def test_a_weak_stored_credential_is_not_used() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=80), st.just(CLIENT_FIRST), st.just(CLIENT_FINAL)), max_size=4))
+@pytest.mark.slow
 def test_a_server_only_ever_refuses_what_it_is_sent(messages: list[bytes]) -> None:
     server = new_server({})
     for message in messages:
@@ -286,6 +288,7 @@ ATTRIBUTES = st.sampled_from(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(ATTRIBUTES, max_size=7).map(lambda parts: ",".join(parts).encode()), max_size=3))
+@pytest.mark.slow
 def test_attributes_doubled_and_out_of_order_are_refused(messages: list[bytes]) -> None:
     server = new_server()
     for message in messages:

@@ -36,6 +36,7 @@ def test_order_and_split_do_not_matter(rows: list[tuple[object, ...]], random: o
     assert of(shuffled[:cut]).combine(of(shuffled[cut:])) == of(rows)
 
 
+@pytest.mark.slow
 def test_everything_else_does() -> None:
     """[SPK-22] Null is not empty, a key is not a value, and where one ends matters."""
     rows: list[tuple[object, ...]] = [

@@ -71,6 +71,7 @@ def test_names_are_not_handed_on_to_another_prefix_or_cluster(acquire: Acquire) 
     assert acquire("127.0.0.1:9092 q").text != first.text
 
 
+@pytest.mark.slow
 def test_kill_9_ends_the_lock_and_not_the_nonce(acquire: Acquire) -> None:
     reading, writing = os.pipe()
     child = os.fork()

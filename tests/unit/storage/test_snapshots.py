@@ -55,12 +55,14 @@ def test_no_producers() -> None:
 
 
 @pytest.mark.parametrize("size", range(len(WRITTEN_BY_KAFKA)))
+@pytest.mark.slow
 def test_a_cut_snapshot_is_refused(size: int) -> None:
     with pytest.raises(MalformedFile):
         decode_snapshot(WRITTEN_BY_KAFKA[:size])
 
 
 @pytest.mark.parametrize("at", range(len(WRITTEN_BY_KAFKA)))
+@pytest.mark.slow
 def test_a_flipped_bit_is_refused(at: int) -> None:
     damaged = bytearray(WRITTEN_BY_KAFKA)
     damaged[at] ^= 1

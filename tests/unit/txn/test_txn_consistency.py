@@ -180,6 +180,7 @@ def check_open(
             raise AssertionError(verdict)
 
 
+@pytest.mark.slow
 def test_every_open_transaction_has_one_finding_and_nothing_is_ended_on_a_guess() -> None:
     """The table over all combinations; each finding is met."""
     met = set[TxnConsistency]()

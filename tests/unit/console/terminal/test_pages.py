@@ -147,6 +147,7 @@ def test_transactions_are_sorted() -> None:
     assert order is Order.WORST
 
 
+@pytest.mark.slow
 def test_ten_thousand_transactions_are_one_list() -> None:
     snapshot = make_snapshot(*(describe(f"id-{number:05}") for number in range(10_000)))
     lines = PageLines(
