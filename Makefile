@@ -17,17 +17,6 @@ FIXED  := --randomly-seed=939
 SETS   := PYTHONHASHSEED=0
 # Tests start hundreds of Python processes: without compiled modules each would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
-# Of the browser's tests `make test` has each page once, actions and live updates; `make browser` has all.
-# What takes minutes each, Javas that are killed among it: not in `make test`, whole in `make test-full`.
-LEFT_TO_FULL := tests/crash/test_spark_torture.py tests/crash/test_spark_cluster.py tests/crash/test_spark_database.py \
-	tests/crash/test_spark_on_kafka.py tests/interop/java tests/interop/failover \
-	tests/interop/security tests/interop/modes/test_interop_resume.py tests/interop/kafka_tools/test_interop_dump_log.py \
-	tests/integration/spark/test_spark_connect.py tests/integration/spark/test_spark_connect_foreach.py \
-	tests/integration/spark/test_spark_own_source.py tests/integration/spark/test_spark_differences.py \
-	tests/integration/spark/test_spark_moving.py tests/integration/spark/test_spark_versions.py tests/integration/spark/test_spark_hdfs.py tests/integration/spark/test_spark_submit.py \
-	tests/integration/schemas/test_avro_to_delta_example.py \
-	tests/browser/test_pages.py tests/browser/test_keyboard.py tests/browser/test_hostile_names.py \
-	tests/browser/test_live_cluster.py
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-full check unit format interop spark-versions crash soak sim sim-nightly mutants fuzz hostile bench browser screenshots docs dist wheels scripts-rewrite clean
@@ -48,7 +37,7 @@ run: $(READY) ## 336,776 flights through a Spark pipeline whose parts are killed
 
 test: $(READY) ## everything a change must pass
 	@$(BIN)/python -m tools.gate --beside $(BIN)/python -m tests.support.class_archive
-	@$(SETS) HYPOTHESIS_PROFILE=gate $(BIN)/python -m pytest $(FOUR) --dist loadfile $(FIXED) $(addprefix --ignore=,$(LEFT_TO_FULL))
+	@$(SETS) HYPOTHESIS_PROFILE=gate $(BIN)/python -m pytest $(FOUR) --dist loadfile $(FIXED)
 
 test-full: $(READY) ## everything there is, in a random order with random examples: hours
 	@$(BIN)/python -m tools.gate --beside $(BIN)/python -m tests.support.class_archive
@@ -61,7 +50,7 @@ check: $(READY) ## the quick loop: format, lint, types of the sources, layers, t
 
 # A signal ends a test that hangs; the thread of `make test`, which also ends one in C, is a millisecond a test.
 unit: $(READY) ## the tests of make check alone
-	@$(SETS) $(BIN)/python -m pytest -o timeout_method=signal $(TWO) --dist loadfile $(FIXED) -m "not slow and not server and not kafka and not mount" tests/unit tests/meta
+	@$(SETS) $(BIN)/python -m pytest -o timeout_method=signal $(TWO) --dist loadfile $(FIXED) -m "not gate and not slow and not server and not kafka and not mount" tests/unit tests/meta
 
 format: $(READY) ## rewrite the sources in the house format, and the twins that are generated from them
 	@$(BIN)/ruff format .

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 import tests.support.small_units  # noqa: F401  # before what it changes
 from tests.support import servers
 from tests.support.broker_forks import BrokerForks
+from tests.support.effort import GATE, find_cases_left_out
 from tests.support.jvm_options import list_jvm_options
 from tests.support.plain_logs import keep_formats_of_handlers
 from tests.support.sharing import SlowFilesFirst
@@ -68,6 +69,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SlowFilesFirst | None:
     return SlowFilesFirst(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `make test` has no time for."""
+    left_out = find_cases_left_out(items) if GATE else set()
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish() -> None:

@@ -43,6 +43,39 @@ class Twin:
 
 TWINS: Final = (
     Twin(
+        source="client/aio/producer.py",
+        target="client/blocking/producer.py",
+        docstring="Blocking producer, `tallystick.Producer`: records and transactions without a loop.",
+        texts={
+            "on the loop; in a thread, where they may wait, until one has succeeded for a topic and types.": (
+                "in the thread that sends."
+            ),
+            "Tasks of one loop may share one": "Threads may share one",
+            "Callbacks run on the loop,\n    so they must not wait.": (
+                "Callbacks run on the engine\n    thread, where calls that wait are refused."
+            ),
+            "when it is done, on the loop.": "when done, on the engine thread.",
+            "of one task": "of one thread",
+            "await it.": "`result(timeout)`.",
+        },
+    ),
+    Twin(
+        source="client/aio/consumer.py",
+        target="client/blocking/consumer.py",
+        docstring="Blocking consumer, `tallystick.Consumer`: reads alone or in a group, without a loop.",
+        texts={
+            "client.consumer.rebalance import RebalanceListener": (
+                "client.blocking.consumer_runner import RebalanceListener as RebalanceListener"
+            ),
+            "on the loop, or in a thread while they may wait for a schema.": "in the thread that polls.",
+            "It belongs to one loop, and to one task at a time; any may call `wakeup`.": (
+                "For one thread at a time, as in Kafka: a second one is refused. Any thread and signal\n"
+                "    handler may call `wakeup`."
+            ),
+            "or the error, on the loop.": "or the error, on the engine thread.",
+        },
+    ),
+    Twin(
         source="admin/aio.py",
         target="admin/client.py",
         docstring="Blocking administration client, whose calls run on the engine thread.",
@@ -109,6 +142,7 @@ NAMES: Final = {
     "AsyncTransaction": "NestedTransaction",  # SQLAlchemy's savepoint
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
     "async_sessionmaker": "sessionmaker",
     "asynccontextmanager": "contextmanager",
     "create_async_engine": "create_engine",
@@ -118,7 +152,9 @@ NAMES: Final = {
 MODULES: Final = {
     "tallystick.admin.aio": "tallystick.admin.client",
     "tallystick.client.aio.consumer": "tallystick.client.blocking.consumer",
+    "tallystick.client.aio.consumer_runner": "tallystick.client.blocking.consumer_runner",
     "tallystick.client.aio.producer": "tallystick.client.blocking.producer",
+    "tallystick.client.aio.producer_runner": "tallystick.client.blocking.producer_runner",
     "tallystick.dualwrite.aio": "tallystick.dualwrite.blocking",
 }
 
@@ -238,9 +274,8 @@ def generate(twin: Twin) -> str:
         "# change the source and run `make format`.\n"
     )
     name = str(SOURCES / twin.target)
-    sorted_text = _run_ruff(
-        name, header + translate(source), "check", "--fix", "--quiet", "--select", "I,F401"
-    )
+    fixes = ("check", "--fix", "--unsafe-fixes", "--quiet", "--select", "I,F401,UP028")
+    sorted_text = _run_ruff(name, header + translate(source), *fixes)
     return _run_ruff(name, sorted_text, "format")
 
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PICTURES = {picture.file for picture in list_pictures()}
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("case", PAGE_CASES, ids=lambda case: case.name)
 def test_a_page_is_whole_and_accessible(tab: Tab, case: PageCase) -> None:
     page = case.open(tab)

@@ -14,7 +14,7 @@ from tests.support.console_worlds import ENDLESS, HOSTILE, make_hostile
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.gate(0)]
 
 LISTS = ["/", "/events", "/transactions", "/stores", "/pipelines", "/topics", "/groups"]
 PATHS = [

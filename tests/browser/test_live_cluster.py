@@ -14,7 +14,7 @@ from tallystick.testing import EmbeddedBroker
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.broker(in_process=False)]
+pytestmark = [pytest.mark.server, pytest.mark.gate(0), pytest.mark.broker(in_process=False)]
 
 TALLYSTICK = [sys.executable, "-m", "tallystick.cli.main"]
 

@@ -23,7 +23,7 @@ from tools.screenshots import BYTES_MAX, Picture, list_pictures, take
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.gate(0)]
 
 WINDOWS: dict[str, dict[str, Any]] = {
     "laptop light": {"viewport": LAPTOP, "color_scheme": "light"},

@@ -102,6 +102,7 @@ def failures_at(number: int, name: str, error: int) -> Iterator[Failure]:
             yield Failure(number, error, when, lasts)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("error", ERRORS, ids=[errno.errorcode[error] for error in ERRORS])
 @pytest.mark.parametrize("change", CHANGED)
 def test_an_error_at_any_call_loses_nothing(change: type[Change], error: int) -> None:
@@ -126,6 +127,7 @@ def test_an_error_at_any_call_loses_nothing(change: type[Change], error: int) ->
                 raise
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("change", CHANGED)
 def test_power_lost_after_any_effect_loses_nothing(change: type[Change], keep: SurvivingChanges) -> None:
@@ -144,6 +146,7 @@ def test_power_lost_after_any_effect_loses_nothing(change: type[Change], keep: S
             go_on(desk, made)
 
 
+@pytest.mark.gate(0)
 def test_power_lost_again_while_a_deletion_is_finished_loses_nothing() -> None:
     """[MET-3] After any effect of the start that goes on with it."""
     for effect in range(0, effects_of(Deletion), 2 if LONG else 9):

@@ -113,6 +113,7 @@ def workers(postgresql: PostgreSQL, tmp_path: Path) -> Iterator[Workers]:
         yield Workers(tmp_path, broker, postgresql.url(postgresql.new_database()))
 
 
+@pytest.mark.gate(0)
 def test_a_task_whose_process_was_killed_is_paid_once(workers: Workers) -> None:
     """[DW-16] The worker delivers it again, to a process that has the number of the dead one."""
     draw = Random(939)
@@ -132,6 +133,7 @@ def test_a_task_whose_process_was_killed_is_paid_once(workers: Workers) -> None:
         workers.check(range(TASKS))
 
 
+@pytest.mark.gate(0)
 def test_tasks_that_are_delivered_again_to_a_new_worker_are_paid_once(workers: Workers) -> None:
     """[DW-16] The whole worker is killed, and its queue delivers every message another time."""
     with workers.worker("threads"):
@@ -146,6 +148,7 @@ def test_tasks_that_are_delivered_again_to_a_new_worker_are_paid_once(workers: W
         workers.check(range(TASKS + 1))
 
 
+@pytest.mark.gate(0)
 def test_the_script_of_the_example_sends_a_task_that_the_worker_knows(workers: Workers) -> None:
     """Run as its docstring says: there the module is `__main__`, after which Celery would name the task."""
     script = [sys.executable, str(EXAMPLES / "celery_payments.py"), "customer-0", "350"]

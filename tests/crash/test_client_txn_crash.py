@@ -47,6 +47,7 @@ async def story(broker: EmbeddedBroker, mode: Mode, first: FaultPlan, second: Fa
     return first.seen > first.at >= 0 or second.seen > second.at >= 0
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("mode", "answered"), list(product(Mode, (False, True))))
 def test_both_systems_agree_after_a_crash_at_any_request(
     broker: EmbeddedBroker, mode: Mode, answered: bool
@@ -58,6 +59,7 @@ def test_both_systems_agree_after_a_crash_at_any_request(
     assert 6 < at < REQUESTS_MAX - 1
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("answered", [False, True])
 @pytest.mark.parametrize("mode", Mode if LONG else [Mode.TWO_PHASE])
 def test_recovery_may_crash_at_any_request_too(broker: EmbeddedBroker, mode: Mode, answered: bool) -> None:
@@ -72,6 +74,7 @@ def test_recovery_may_crash_at_any_request_too(broker: EmbeddedBroker, mode: Mod
                 break
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("mode", "answered"), list(product(Mode, (False, True))))
 def test_a_connection_lost_at_any_request_changes_nothing(
     broker: EmbeddedBroker, mode: Mode, answered: bool

@@ -192,6 +192,7 @@ def whole_life() -> tuple[int, Told]:
     return len(fs.effects), told
 
 
+@pytest.mark.gate(0)
 def test_nothing_acknowledged_is_lost_after_any_effect_on_the_model() -> None:
     """[LOG-1]: the disk of the model, power lost after each effect."""
     total, told = whole_life()
@@ -226,6 +227,7 @@ def test_power_may_fail_again_while_recovering() -> None:
                 break
 
 
+@pytest.mark.gate(0)
 def test_every_prefix_of_the_recorded_system_calls_can_be_opened(tmp_path: Path) -> None:
     """[FS-1]: the real layer's calls, each prefix, and what power loss could leave, on a real directory."""
     root = str(tmp_path / "recorded")

@@ -40,6 +40,7 @@ def fill(broker: BrokerProcess) -> None:
     broker.kill()
 
 
+@pytest.mark.gate(0)
 def test_what_was_cut_off_is_read_and_produced_again(tmp_path: Path) -> None:
     broker = make_tallystick_process(tmp_path, {"flush.policy": "os"})
     with broker:

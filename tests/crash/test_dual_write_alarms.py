@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 HITS, PROCESSES = (20_000, 4) if LONG else (40, 1)
 
 
+@pytest.mark.gate(0)
 @pytest.mark.timeout(3_000)
 def test_no_alarm_tears() -> None:
     """[DW-3, DW-7]"""

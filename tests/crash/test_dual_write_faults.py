@@ -99,6 +99,7 @@ def settled(world: World) -> Report:
 # ---- the database
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("arrives", [True, False])
 def test_the_answer_to_the_commit_is_lost(proxied: tuple[World, CuttingProxy], arrives: bool) -> None:
     """[DW-3] The writer cannot know, and does nothing to Kafka's half; the claim knows."""
@@ -115,6 +116,7 @@ def test_the_answer_to_the_commit_is_lost(proxied: tuple[World, CuttingProxy], a
     assert world.rows() == (["a", "after"] if arrives else ["after"])
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("step", [*RECOVERY, *PAYMENT])
 def test_the_network_to_the_database_is_cut(
@@ -132,6 +134,7 @@ def test_the_network_to_the_database_is_cut(
     settled(world)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("step", ["begin database", "record", "commit database"])
 def test_the_database_is_killed(server: PostgreSQL, proxied: tuple[World, CuttingProxy], step: str) -> None:
     """[DW-3, DW-7] kill -9 before the step; it is there again when the next writer comes."""
@@ -144,6 +147,7 @@ def test_the_database_is_killed(server: PostgreSQL, proxied: tuple[World, Cuttin
     settled(world)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_commit_that_still_runs_when_recovery_starts(
     server: PostgreSQL, proxied: tuple[World, CuttingProxy], ends: bool
@@ -231,6 +235,7 @@ class Recovering(threading.Thread):
         return self._found
 
 
+@pytest.mark.gate(0)
 def test_the_disk_of_the_database_is_full(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """[DW-7] Both halves are taken back, whether a statement fails or the commit; later there is room."""
     most: list[int] = []
@@ -290,6 +295,7 @@ IMPATIENT: dict[str, object] = {
 }
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("step", ["init", "send", "prepare", "record", "commit database", "commit"])
 def test_the_broker_is_killed(server: PostgreSQL, mortal: EmbeddedBroker, step: str, after: bool) -> None:
@@ -309,6 +315,7 @@ def test_the_broker_is_killed(server: PostgreSQL, mortal: EmbeddedBroker, step: 
     world.close()
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("arrives", [True, False])
 def test_both_are_gone_at_the_commit(server: PostgreSQL, mortal: EmbeddedBroker, arrives: bool) -> None:
     """[DW-3, DW-7] Both servers are killed when the COMMIT is answered, or before it is sent."""
@@ -333,6 +340,7 @@ def test_both_are_gone_at_the_commit(server: PostgreSQL, mortal: EmbeddedBroker,
 # ---- two writers of one id
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("mode", MODES if LONG else MODES[:1])
 @pytest.mark.parametrize("step", [*RECOVERY, *PAYMENT])
 def test_the_old_writer_resumes_when_the_new_one_has_recovered(

@@ -76,6 +76,7 @@ class Callers:
         eventually(lambda: read() == expected)
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("kind", KINDS if LONG else KINDS[:2])
 def test_killed_at_every_step_a_payment_is_made_once(
     broker: EmbeddedBroker, lives: Lives, place: Place, kind: str
@@ -100,6 +101,7 @@ def test_killed_at_every_step_a_payment_is_made_once(
         callers.check(paid)
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("kind", KINDS[:3] if LONG else KINDS[1:2])
 def test_two_processes_with_the_same_keys(broker: EmbeddedBroker, place: Place, kind: str) -> None:
     """[DW-16] Both call at the same time; some calls wait for the other's, and some come later."""

@@ -273,16 +273,19 @@ def check(cell: Cell, *, every_step: bool) -> None:
     crash_table.note(cell.strikes)
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_every_step_on_sqlite(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
     check(Cell(place, OURS, "2pc", broker.bootstrap_servers, lives), every_step=True)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", KINDS if LONG else OTHERS)
 def test_every_store(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
     check(Cell(place, OURS, "2pc", broker.bootstrap_servers, lives), every_step=LONG)
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("kind", KINDS if LONG else ["sqlite", "sqlite+aiosqlite"])
 def test_every_step_beside_the_end(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
     """[DW-7] Blocks that wait for the decision alone: of the end only closing the writer hears."""
@@ -290,6 +293,7 @@ def test_every_step_beside_the_end(broker: EmbeddedBroker, lives: Lives, place: 
     check(cell, every_step=LONG)
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("kind", ["delta"])
 def test_every_effect_among_other_writers(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
     """[LAK-1, LAK-2, LAK-3, DW-22] Others write, compact and sweep a Delta table before every life."""
@@ -316,12 +320,14 @@ def disturb(place: Place) -> None:
     remove_orphans(swept, look_for_orphans(swept))
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("mode", ["keep", "resume"])
 @pytest.mark.parametrize("kind", KINDS if LONG else ["sqlite"])
 def test_every_mode(broker: EmbeddedBroker, lives: Lives, place: Place, mode: str) -> None:
     check(Cell(place, OURS, mode, broker.bootstrap_servers, lives), every_step=LONG)
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_every_step_over_sasl_ssl(secure_broker: SecureBroker, lives: Lives, place: Place) -> None:
     cell = Cell(
@@ -338,6 +344,7 @@ def test_every_step_over_sasl_ssl(secure_broker: SecureBroker, lives: Lives, pla
     assert SECRET not in secure_broker.log.read_text()
 
 
+@pytest.mark.gate(0)
 def test_a_dual_write_outlives_its_login(secure_broker: SecureBroker, folder: Path) -> None:
     """KIP-368: the client logs in again with its transaction open, and the broker ends no connection."""
     topic = f"paid-{next(_serial)}"

@@ -117,6 +117,7 @@ def read_everything(broker: BrokerProcess) -> list[list[int]]:
     return taken
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("policy", ["ack", "os"])
 def test_every_acknowledged_message_is_there_once_and_in_order(tmp_path: Path, policy: str) -> None:
     """A dead process loses what it had not handed to the operating system: under neither policy is that

@@ -83,6 +83,7 @@ def test_large_batches_survive_a_kill(broker: BrokerProcess) -> None:
     assert not list(get_log_directory(broker).glob("*.cut-*"))
 
 
+@pytest.mark.gate(0)
 def test_large_batches_are_indexed_again_after_a_clean_stop(broker: BrokerProcess) -> None:
     create_topic(broker)
     sent = send(broker, ["a", "b", "c"])

@@ -174,6 +174,7 @@ def test_a_roll_survives_power_loss_in_every_order_of_what_was_not_synced() -> N
     assert crash_everywhere(errno.EIO) > 50
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("insists", [True, False], ids=["again", "given up"])
 @pytest.mark.parametrize("error", ERRORS, ids=[errno.errorcode[error] for error in ERRORS])
 def test_a_roll_after_a_failed_call_survives_power_loss(error: int, insists: bool) -> None:

@@ -20,7 +20,7 @@ from tests.support.spark_torture_lives import PRODUCER_POINTS, ClusterTorture, T
 SEEDS = range((TORTURE_SEEDS + 1) // 2)
 STATELESS = 0
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gate(0), pytest.mark.server, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

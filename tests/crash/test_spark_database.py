@@ -32,7 +32,7 @@ STEPS = {
 }
 DECISIVE = ("commit-stage.after", "move.after", "commit-decide.after")
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gate(0), pytest.mark.server, pytest.mark.timeout(300)]
 
 
 def or_skip(torture: type[Together], folder: Path, *, seed: int = 0, starts: int = 1, rows: int) -> Together:

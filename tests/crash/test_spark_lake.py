@@ -60,12 +60,14 @@ def drive_to_the_end(torture: BareInLake, faults: list[Fault], what: str) -> Non
     assert torture.told.struck[what] >= 1
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("step", KILLED if LONG else DECISIVE)
 def test_killed_at_a_step(step: str, bare: BareInLake) -> None:
     """[LAK-1] [LAK-4] [SPK-21] The driver and what it started: SIGKILL; the next one completes or repeats."""
     drive_to_the_end(bare, [Fault(step, 1, "kill-driver")], f"kill-driver at {step}")
 
 
+@pytest.mark.gate(0)
 def test_answers_that_are_lost_and_writers_that_are_faster(bare: BareInLake) -> None:
     """[LAK-1] [LAK-2] At both commits of a batch: the query goes on by itself."""
     steps = ("lake-claim", "lake-decide")
@@ -78,6 +80,7 @@ def test_answers_that_are_lost_and_writers_that_are_faster(bare: BareInLake) -> 
     assert len(bare.told.outcomes) == 1, bare.told.outcomes
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("bare", FORMATS if LONG else ["delta"], indirect=True)
 def test_checkpoint_and_optimize_between_crash_and_recovery(bare: BareInLake) -> None:
     """[LAK-2] The decision is made and not told; the table is compacted before the next driver reads it."""

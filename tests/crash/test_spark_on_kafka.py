@@ -20,7 +20,7 @@ SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"
 TIMEOUT_MS = 20_000
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.gate(0),
     pytest.mark.server,
     pytest.mark.kafka,
     pytest.mark.timeout(1200),

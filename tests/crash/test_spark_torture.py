@@ -23,7 +23,7 @@ ROWS_A_START = 3_500 if LONG else 750
 BARE_SEEDS = range(3 * TORTURE_SEEDS) if LONG else range(2)
 BARE_ROWS_A_START = 8_000 if LONG else 1_500
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(300 * STARTS)]
+pytestmark = [pytest.mark.gate(0), pytest.mark.server, pytest.mark.timeout(300 * STARTS)]
 
 
 def known_seeds() -> list[int]:

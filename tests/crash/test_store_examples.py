@@ -64,6 +64,7 @@ def customers(broker: EmbeddedBroker) -> list[str]:
     return [json.loads(value)["customer"] for _, value in read_committed(broker, "payments")]
 
 
+@pytest.mark.gate(0)
 def test_fastapi_and_postgresql(broker: EmbeddedBroker, postgresql: PostgreSQL, tmp_path: Path) -> None:
     """[DW-1] [DW-2] What was acknowledged is in both; what is in one is in the other, once."""
     port, name = find_free_port(), postgresql.new_database()
@@ -87,6 +88,7 @@ def test_fastapi_and_postgresql(broker: EmbeddedBroker, postgresql: PostgreSQL, 
     assert len(set(rows)) == len(rows)
 
 
+@pytest.mark.gate(0)
 def test_fastapi_and_orders_that_are_sent_again(
     broker: EmbeddedBroker, postgresql: PostgreSQL, tmp_path: Path
 ) -> None:
@@ -121,6 +123,7 @@ def test_fastapi_and_orders_that_are_sent_again(
     assert sorted(customers(broker)) == sorted(rows)
 
 
+@pytest.mark.gate(0)
 def test_a_django_view(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """[DW-1] [DW-2] The same with Django's threads on SQLite."""
     port, database = find_free_port(), tmp_path / "shop.db"
@@ -144,6 +147,7 @@ def test_a_django_view(broker: EmbeddedBroker, tmp_path: Path) -> None:
     assert len(set(rows)) == len(rows)
 
 
+@pytest.mark.gate(0)
 def test_a_keeper_of_stock_on_rocksdb(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """[DW-1] [DW-2] Killed after its twentieth change; the topic replayed gives the database."""
     path = str(tmp_path / "stock.db")
@@ -174,6 +178,7 @@ def test_a_keeper_of_stock_on_rocksdb(broker: EmbeddedBroker, tmp_path: Path) ->
     database.close()
 
 
+@pytest.mark.gate(0)
 def test_a_collector_of_readings_on_a_delta_table(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """[DW-1] [DW-2] Killed in the middle of its batches; every reading is in table and topic, once."""
     table = tmp_path / "readings"

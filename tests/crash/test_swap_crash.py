@@ -65,6 +65,7 @@ def check_whole(log: Compacted, end: int) -> None:
     assert log.log.producer_state_manager.active_producers[1].next_sequence == 2
 
 
+@pytest.mark.gate(13)
 @pytest.mark.parametrize(
     ("effect", "keep"),
     [
@@ -96,6 +97,7 @@ def crash_and_check(effect: int, keep: SurvivingChanges, seed: int) -> None:
     check_whole(log, end)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("keep", ["prefix", "unordered"])
 @pytest.mark.parametrize("effect", range(0, EFFECTS, 3 if LONG else 9))
 def test_a_crash_in_the_recovery_of_a_crash(effect: int, keep: SurvivingChanges) -> None:
@@ -131,6 +133,7 @@ def test_a_clean_stop_after_a_compaction_opens_without_a_scan() -> None:
     check_whole(log, end)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("keep", ["prefix", "unordered"])
 def test_an_exchange_that_was_not_committed_is_undone_as_a_whole(keep: SurvivingChanges) -> None:
     """[CLN-3] Undoing it may itself be interrupted: what is left must not pass for a committed one."""

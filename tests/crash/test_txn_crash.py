@@ -169,7 +169,7 @@ def effects_of(name: str) -> int:
     return run(SCENARIOS[name], None).supervisor.effects_of_first_life
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_power_is_lost_after_each_effect(name: str) -> None:
     """[TXN-1] What was told before stays true, what was not is all or nothing, and nothing stays open."""

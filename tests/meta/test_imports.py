@@ -45,6 +45,7 @@ def test_nothing_heavy_is_loaded(code: str) -> None:
     assert not modules_after(code) & HEAVY
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("words", "unused"),
     [
@@ -56,7 +57,6 @@ def test_nothing_heavy_is_loaded(code: str) -> None:
         (["demo", "--help"], {"pyspark", "pyarrow", "psycopg", "tallystick.broker"}),
     ],
 )
-@pytest.mark.slow
 def test_help_loads_only_what_its_command_needs(words: list[str], unused: set[str]) -> None:
     code = f"import sys; from tallystick.cli.main import main; sys.stdout = sys.stderr; main({words})"
     printed = subprocess.run(

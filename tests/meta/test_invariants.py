@@ -53,8 +53,8 @@ def test_every_invariant_has_a_mutation_or_a_reason_to_have_none() -> None:
     assert set(mutated) | EXEMPTIONS.keys() == set(DEFINED)
 
 
+@pytest.mark.gate(30)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.invariant)
-@pytest.mark.slow
 def test_every_mutation_can_be_made_and_its_test_exists(mutation: Mutation) -> None:
     text = (ROOT / mutation.path).read_text()
     changed = mutation.apply_to(text)

@@ -42,10 +42,10 @@ def example(cls: type[Exception]) -> Exception:
     )
 
 
+@pytest.mark.gate(30)
 @pytest.mark.parametrize(
     "cls", sorted(set(own_exceptions()), key=lambda c: c.__qualname__), ids=lambda c: c.__name__
 )
-@pytest.mark.slow
 def test_exception_survives_pickling(cls: type[Exception]) -> None:
     raised = example(cls)
     copy = pickle.loads(pickle.dumps(raised))

@@ -96,6 +96,7 @@ def list_units(path: Path) -> list[str]:
     ]
 
 
+@pytest.mark.gate(0)
 def test_every_unit_of_work_has_a_small_size() -> None:
     assert sorted(chain.from_iterable(map(list_units, SOURCE.rglob("*.py")))) == sorted(NO_UNITS)
 
@@ -107,7 +108,7 @@ def test_the_units_are_those_of_their_modules(module: str) -> None:
     shrink(ast.parse(path.with_suffix(".py").read_text()), UNITS[module])
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 @pytest.mark.server
 @pytest.mark.timeout(3600)
 def test_data_that_is_longer_than_every_unit_is_handled_as_any_other() -> None:

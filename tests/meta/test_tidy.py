@@ -280,16 +280,6 @@ def _is_elapsed(node: ast.expr) -> bool:
     return name in CLOCKS
 
 
-def test_what_the_gate_leaves_out_is_there() -> None:
-    """A path that is not there would be left out in silence, and the test behind its new name be run."""
-    (listed,) = re.findall(
-        r"^LEFT_TO_FULL := ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
-    )
-    paths = listed.replace("\\", " ").split()
-    assert paths
-    assert not [path for path in paths if not (ROOT / path).exists()]
-
-
 def test_own_modules_are_not_loaded_by_name() -> None:
     """A module name in a string hides the import from the layer contracts and its type from mypy.
 

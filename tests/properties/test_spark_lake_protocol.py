@@ -534,6 +534,7 @@ class StallingDriver(Driver):
         self.coordinator = SinkCoordinator(PREFIX, claiming, log, clock=self.clock)
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("doing", [begins, commits, aborts])
 def test_a_driver_that_stalls_and_wakes_leaves_topic_and_table_agreeing(doing: Doing) -> None:
     """[SPK-28] [SPK-43] [LAK-1] Before and after each effect, while a newer one commits."""

@@ -215,7 +215,7 @@ def settle(world: World, batches: int) -> None:
     assert world.cluster.open_ids() == []
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 def test_a_crash_after_any_effect_leaves_topic_and_table_agreeing(new_world: NewWorld) -> None:
     """[SPK-40] [SPK-41] [SPK-42] Two batches, stopped after the n-th effect; the next driver is, too."""
     world = new_world()
@@ -406,6 +406,7 @@ class StallingDriver(Driver):
         self.coordinator = SinkCoordinator(PREFIX, claimed, log, clock=self.clock)
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("doing", [begins, commits, aborts])
 def test_a_driver_that_stalls_and_wakes_leaves_topic_and_table_agreeing(
     new_world: NewWorld, doing: Doing

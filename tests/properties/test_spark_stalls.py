@@ -292,6 +292,7 @@ def verdict(world: World, newer: Taker, undisturbed: bool) -> str | None:
     return f"left open: {world.cluster.open_ids()}" if world.cluster.open_ids() else None
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("batches", [1, 2])

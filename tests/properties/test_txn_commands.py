@@ -199,6 +199,7 @@ REFUSALS: dict[type, set[ErrorCode]] = {
 }
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("state", [None, *STATES])
 @settings(max_examples=examples(quick=15, gate=20, full=400))

@@ -15,6 +15,7 @@ from tallystick.protocol.messages.groups.administration import ListGroupsRequest
 from tallystick.protocol.primitives import encode_uvarint
 
 
+@pytest.mark.gate(0)
 def test_any_bytes_give_a_value_or_a_decode_error() -> None:
     """[WIRE-1] `make fuzz` runs a million of these."""
     seed = 1 if not LONG else random.randrange(2**32)
@@ -32,7 +33,7 @@ def peak_of(cls: type, version: int, frame: bytes) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 def test_no_element_costs_more_than_it_is_charged_for() -> None:
     """[WIRE-2] Every array of every message; in the long form the worst as large as the purse allows."""
     few, spread = 400, []

@@ -126,6 +126,7 @@ def pairs(spec: ApiSpec) -> list[tuple[type, Any, int]]:
     ]
 
 
+@pytest.mark.gate(9)
 @pytest.mark.parametrize("spec", API_SPECS.values(), ids=lambda spec: spec.name)
 def test_every_version_agrees_on_many_values(spec: ApiSpec) -> None:
     rng = random.Random(spec.key)
@@ -141,6 +142,7 @@ def test_every_version_agrees_on_many_values(spec: ApiSpec) -> None:
             agree(cls, theirs, version, random_value(cls, version, rng, override=drawn))
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("spec", API_SPECS.values(), ids=lambda spec: spec.name)
 @given(data=st.data())
 def test_any_version_agrees_on_any_value(spec: ApiSpec, data: st.DataObject) -> None:
@@ -156,6 +158,7 @@ def test_any_version_agrees_on_any_value(spec: ApiSpec, data: st.DataObject) -> 
     agree(cls, theirs, version, message)
 
 
+@pytest.mark.gate(0)
 def test_kio_knows_all_but_these_versions() -> None:
     missing = {
         (spec.name, version)

@@ -29,6 +29,7 @@ def known_seeds() -> list[int]:
     return [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("seed", known_seeds())
 def test_a_seed_that_found_something_stays_clean(seed: int) -> None:
     """With every fault, and as the seeds were found: without those that came later."""
@@ -36,6 +37,7 @@ def test_a_seed_that_found_something_stays_clean(seed: int) -> None:
     assert run_seed(seed, without=frozenset(FaultKind)).violations == []
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     "kind", [kind for kind in FaultKind if kind not in FAULTS_OFF], ids=lambda kind: kind.value
 )
@@ -58,6 +60,7 @@ def test_seeds_of_a_night_that_fail_are_kept(tmp_path: Path) -> None:
     assert known.read_text() == "# before\n7 two lines, one finding\n"
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("first", RANGE[::AT_ONCE])
 def test_a_range_of_seeds_is_clean(first: int) -> None:
     results = [run_seed(seed) for seed in range(first, first + AT_ONCE)]

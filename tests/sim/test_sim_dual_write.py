@@ -73,6 +73,7 @@ def run(
     return Simulation(seed, faults=faults, kinds=kinds, scenario=scenario).run(), found
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("wait", get_args(Wait))
 def test_seeds_agree(wait: Wait) -> None:
     """[DW-1, DW-2, DW-3, DW-5, DW-6, DW-7]"""
@@ -144,6 +145,7 @@ class AbortsWhenNotKnown(AsyncDualWriteSession[SimTransaction]):
         await super().commit(txn, wait_visible=wait_visible)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("recipe", [RecordsLate, ClaimsNothing, InitialisesFirst, AbortsWhenNotKnown])
 def test_a_broken_recipe_is_found_out(recipe: type[SimSession]) -> None:
     assert any(run(seed, recipe)[0].violations for seed in range(SUSPECTS))

@@ -14,7 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 
 SPARK = "spark"
 USES_SPARK = re.compile(r"\bspark: \"?SparkSession\b")
-IS_SLOW = re.compile(r"\bmark\.(slow|server|kafka|mount)\b")
+IS_SLOW = re.compile(r"\bmark\.(gate|slow|server|kafka|mount)\b")
 
 
 class SlowFilesFirst(LoadFileScheduling):  # type: ignore[misc]

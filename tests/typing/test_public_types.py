@@ -187,7 +187,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return {name: [line for line in lines if line.startswith(f"of_{name}.py:")] for name in PROGRAMS}
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 @pytest.mark.parametrize(
     ("name", "revealed"),
     [

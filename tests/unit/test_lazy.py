@@ -46,7 +46,7 @@ def test_a_name_whose_library_is_missing_says_what_to_install(library: str, name
     assert done.stderr.splitlines()[-1].endswith(told)
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("library", "words", "extra"),
     [
@@ -67,7 +67,7 @@ def test_a_command_whose_library_is_missing_says_so_in_a_line(
     assert (done.returncode, done.stderr) == (2, told)
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("library", "url", "package"),
     [

@@ -14,7 +14,7 @@ from harness.sim.network import NoReply, RequestSender
 from tallystick.admin.admin_call import Answers
 from tallystick.admin.cluster_view import ClusterDescription
 from tallystick.admin.model import AbortCause, ForcedOutcome, TransactionDescription
-from tallystick.client.aio.producer import PendingCommit
+from tallystick.client.aio.producer_runner import AsyncPendingCommit
 from tallystick.client.errors import AbortRequired, ClientError, Fenced, IdExpired, TimedOut
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
@@ -64,9 +64,9 @@ class ProductProducer:
     async def commit_transaction(self) -> None:
         await self._end(commit=True)
 
-    async def start_commit(self) -> PendingCommit:
+    async def start_commit(self) -> AsyncPendingCommit:
         self._started_commit = asyncio.get_running_loop().create_task(self._end(commit=True))
-        return PendingCommit(self._started_commit, self.inner.name)
+        return AsyncPendingCommit(self._started_commit, self.inner.name)
 
     def die(self) -> None:
         """End with the process: nothing more is sent for a commit that was started."""

@@ -83,6 +83,7 @@ def test_a_duration_alone_lists_no_ids_that_have_nothing_open(broker: EmbeddedBr
         assert idle.state == "Empty"
 
 
+@pytest.mark.gate(1)
 def test_what_is_no_broker_no_state_and_no_topic_is_said_at_once(admin: Admin) -> None:
     with pytest.raises(NotSupported, match="the cluster lists 1"):
         admin.list_transactions(coordinators=[7])
@@ -183,6 +184,7 @@ def test_terminating_an_id_that_is_none_makes_none(admin: Admin) -> None:
     assert admin.list_transactions(transactional_id_pattern="never-heard-of").one(1) == ()
 
 
+@pytest.mark.gate(1)
 def test_an_admin_refuses_after_a_fork_and_another_one_works(broker: EmbeddedBroker, admin: Admin) -> None:
     """[CLI-61]"""
     admin.list_transactions()

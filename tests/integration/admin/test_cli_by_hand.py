@@ -149,6 +149,7 @@ def test_the_weaker_modes_say_what_they_do_not_promise(
     assert committed(broker, name) == ["a"]
 
 
+@pytest.mark.gate(0)
 def test_a_mode_that_the_broker_refuses_names_what_is_missing(topic: str, broker: EmbeddedBroker) -> None:
     with EmbeddedBroker(transaction_two_phase_commit_enable=False) as plain:
         done = run(plain, "produce", topic, "--transactional-id", "x", "--prepare-only", lines="a\n")
@@ -188,6 +189,7 @@ def test_an_interruption_and_a_bad_line_abort_the_whole(
     assert committed(broker, topic) == ["a", "b"]
 
 
+@pytest.mark.gate(0)
 def test_a_state_that_cannot_be_told_is_aborted(broker: EmbeddedBroker, topic: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -210,6 +212,7 @@ def test_a_topic_is_copied_through_json(inside: Inside, topic: str) -> None:
     assert first["value"] == {"base64": "/w=="}
 
 
+@pytest.mark.gate(0)
 def test_a_group_goes_on_where_what_was_written_out_ends(
     broker: EmbeddedBroker, inside: Inside, topic: str
 ) -> None:
@@ -281,6 +284,7 @@ def test_headers_of_the_command_stand_before_those_of_a_line(inside: Inside, top
     assert "--header h: is not NAME=VALUE" in wrong.stderr
 
 
+@pytest.mark.gate(0)
 def test_partitions_topics_and_a_group_where_reading_begins(
     broker: EmbeddedBroker, inside: Inside, topic: str
 ) -> None:
@@ -302,6 +306,7 @@ def test_partitions_topics_and_a_group_where_reading_begins(
     assert inside("consume", topic, "--group", topic, "--from-beginning", *one).stdout == "a\n"
 
 
+@pytest.mark.gate(0)
 def test_where_reading_begins(inside: Inside, topic: str) -> None:
     lines = "".join(json.dumps({"value": str(n), "timestamp": n * 1000}) + "\n" for n in range(4))
     assert inside("produce", topic, "--format", "json", lines=lines).returncode == 0
@@ -322,6 +327,7 @@ def test_where_reading_begins(inside: Inside, topic: str) -> None:
     assert inside("consume", topic, "--offset", "2", "--timeout-ms", "2000").stdout.split() == ["2", "3"]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_reading_ends_cleanly(
     broker: EmbeddedBroker, inside: Inside, topic: str, number: signal.Signals
@@ -338,6 +344,7 @@ def test_reading_ends_cleanly(
     assert (process.returncode, said) == (0, b"")
 
 
+@pytest.mark.gate(0)
 def test_a_reader_that_goes_away_ends_it(broker: EmbeddedBroker, inside: Inside, topic: str) -> None:
     out, into = os.pipe()
     os.close(out)
@@ -350,6 +357,7 @@ def test_a_reader_that_goes_away_ends_it(broker: EmbeddedBroker, inside: Inside,
     assert (process.returncode, said) == (0, b"")
 
 
+@pytest.mark.gate(0)
 def test_what_is_wrong_is_one_line(inside: Inside, topic: str) -> None:
     for code, given in (
         (2, ("produce",)),

@@ -80,11 +80,13 @@ def follow(page: str, address: str, folder: Path) -> int:
     return commands
 
 
+@pytest.mark.gate(0)
 def test_the_dual_write_tutorial(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """[DW-1] What the tutorial kills is equal on both sides afterwards, and a cut transaction is resolved."""
     assert follow("tutorial/dual-write.md", broker.bootstrap_servers, tmp_path) >= 12
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("page", ["add-to-your-service", "from-an-outbox"])
 def test_a_guide(broker: EmbeddedBroker, page: str, tmp_path: Path) -> None:
     assert follow(f"how-to/{page}.md", broker.bootstrap_servers, tmp_path) == 3
@@ -95,6 +97,7 @@ def test_the_spark_tutorial(broker: EmbeddedBroker, tmp_path: Path) -> None:
     assert follow("tutorial/spark.md", broker.bootstrap_servers, tmp_path) >= 6
 
 
+@pytest.mark.gate(0)
 def test_the_examples_for_tests(tmp_path: Path) -> None:
     for step in steps("how-to/pytest.md", "unused"):
         assert isinstance(step, tuple)

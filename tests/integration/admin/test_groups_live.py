@@ -186,6 +186,7 @@ def all_owned_by(*members: Member) -> bool:
     return all(owned) and sorted(p for part in owned for p in part) == list(range(PARTITIONS))
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_three_members_join_leave_and_die_while_a_producer_runs(
     broker: EmbeddedBroker, strategy: str
@@ -230,6 +231,7 @@ def test_three_members_join_leave_and_die_while_a_producer_runs(
         assert {offset for p, offset in readers if p == partition} == set(range(newest))
 
 
+@pytest.mark.gate(0)
 def test_a_static_member_restarts_without_a_rebalance(broker: EmbeddedBroker) -> None:
     """KIP-345, with a client that leaves no LeaveGroup behind."""
     topic = make_topic(broker, "static")
@@ -298,6 +300,7 @@ def committed_offsets(admin: AdminClient, group: str) -> dict[tuple[str, int], i
     return {(p.topic, p.partition): p.offset for p in answer.topic_partitions}
 
 
+@pytest.mark.gate(0)
 def test_a_deleted_topic_takes_its_offsets_with_it(broker: EmbeddedBroker) -> None:
     """A topic made anew under the name begins without offsets, whatever the groups of the old one read."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})

@@ -58,6 +58,7 @@ def resolve(world: World, capsys: pytest.CaptureFixture[str], *words: str) -> tu
     return code, {row["TransactionalId"].removeprefix(f"{world.topic}-"): row["Result"] for row in rows}
 
 
+@pytest.mark.gate(1)
 def test_only_what_is_left_open_is_finished(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """[DW-6] In each mode, found from what is there. Nothing is claimed before it is known what to do."""
     names = [f"{world.topic}-{each}" for each in ("decided", "lost", "live-1", "live-2")]
@@ -88,6 +89,7 @@ def test_only_what_is_left_open_is_finished(world: World, capsys: pytest.Capture
     assert sorted(world.rows()) == sorted([names[0], *(what for each in paid.values() for what in each)])
 
 
+@pytest.mark.gate(0)
 def test_what_has_changed_since_it_was_shown_is_left_alone(
     world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +118,7 @@ def test_what_has_changed_since_it_was_shown_is_left_alone(
         assert line.verdict.name == "COMMIT"
 
 
+@pytest.mark.gate(0)
 def test_the_question_says_what_becomes_of_each(
     world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

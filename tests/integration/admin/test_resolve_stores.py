@@ -70,7 +70,7 @@ def die_after(step: str, store: Any, kind: str, config: dict[str, object]) -> No
                 producer.close(abort=False)
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("step", "verdict", "has"), [("prepare", "ABORT", []), ("commit database", "COMMIT", [1])]
 )

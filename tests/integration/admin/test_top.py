@@ -90,6 +90,7 @@ def test_once_says_what_to_run_and_exits_with_what_it_comes_to(
     assert missing in printed
 
 
+@pytest.mark.gate(0)
 def test_once_needs_no_terminal_and_no_extra(broker: EmbeddedBroker) -> None:
     code = (
         "import sys; sys.modules['textual'] = None; from tallystick.cli.main import main; sys.exit(main({}))"
@@ -108,7 +109,7 @@ def test_once_needs_no_terminal_and_no_extra(broker: EmbeddedBroker) -> None:
     assert done.stdout.isascii()
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 def test_once_says_when_no_broker_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = tmp_path / "client.properties"
     settings.write_text("default.api.timeout.ms=500\nrequest.timeout.ms=500\n")
@@ -120,6 +121,7 @@ def test_once_says_when_no_broker_answers(tmp_path: Path, capsys: pytest.Capture
     assert "nothing is known yet: cluster: " in printed
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("end", ["q", "SIGTERM"])
 def test_a_terminal_is_left_as_it_was(broker: EmbeddedBroker, end: str) -> None:
     words = ("top", "--bootstrap-server", broker.bootstrap_servers)
@@ -150,6 +152,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.gate(0)
 def test_a_collector_that_fails_ends_the_terminal_and_says_why() -> None:
     words = ("top", "--bootstrap-server", "127.0.0.1:1")
     with closing(InTerminal("-c", FAILING, *words)) as terminal:

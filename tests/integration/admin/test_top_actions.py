@@ -28,6 +28,7 @@ def read_audit(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize(
     ("step", "effect", "verdict"),
     [("commit database", "It is committed", "committed"), ("prepare", "It is aborted", "aborted")],
@@ -77,6 +78,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("end", ["quit", "SIGTERM", "the terminal is gone"])
 def test_an_action_that_is_under_way_ends_and_its_result_is_kept(
     broker: EmbeddedBroker, url: str, tmp_path: Path, end: str

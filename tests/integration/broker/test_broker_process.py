@@ -56,6 +56,7 @@ def read(servers: str, count: int) -> list[bytes]:
     return found
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_one_line_says_what_was_started_and_a_signal_ends_it_cleanly(
     tmp_path: Path, number: signal.Signals
@@ -109,6 +110,7 @@ def test_a_taken_port_is_said_so(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("policy", ["ack", "interval", "os"])
 def test_what_was_acknowledged_survives_a_killed_process(policy: str) -> None:
     with EmbeddedBroker(flush_policy=policy) as broker:
@@ -134,6 +136,7 @@ def test_topics_settings_and_producer_ids_survive_too(tmp_path: Path) -> None:
     assert tmp_path.exists()
 
 
+@pytest.mark.gate(0)
 def test_metadata_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
     """An empty metadata file would hide every topic whose records are still there."""
     with EmbeddedBroker(tmp_path) as broker:

@@ -114,6 +114,7 @@ async def test_a_dirty_log_is_compacted_by_a_child(tmp_path: Path) -> None:
     await world.cleaning.stop()
 
 
+@pytest.mark.gate(0)
 @on_loop
 async def test_a_log_may_be_deleted_while_it_is_cleaned(tmp_path: Path) -> None:
     world = World(tmp_path)
@@ -142,6 +143,7 @@ async def test_stopping_ends_the_child(tmp_path: Path) -> None:
     assert not world.leftovers()
 
 
+@pytest.mark.gate(0)
 @on_loop
 async def test_a_round_ends_where_records_were_deleted_meanwhile(tmp_path: Path) -> None:
     """What it leaves out must not count as clean: a tombstone further on may delete a value in it."""
@@ -160,6 +162,7 @@ async def test_a_round_ends_where_records_were_deleted_meanwhile(tmp_path: Path)
     await world.cleaning.stop()
 
 
+@pytest.mark.gate(0)
 @on_loop
 async def test_a_log_whose_compaction_fails_waits_longer_each_time(tmp_path: Path) -> None:
     world = World(tmp_path)
@@ -179,6 +182,7 @@ async def test_a_log_whose_compaction_fails_waits_longer_each_time(tmp_path: Pat
     await world.cleaning.stop()
 
 
+@pytest.mark.gate(0)
 @on_loop
 async def test_tombstones_that_are_kept_for_ever_do_not_end_compaction(tmp_path: Path) -> None:
     """delete.retention.ms=9223372036854775807 is beyond the last time that a batch can name."""

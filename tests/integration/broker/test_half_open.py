@@ -13,6 +13,7 @@ pytestmark = pytest.mark.server
 CONNECTIONS = 300
 
 
+@pytest.mark.gate(0)
 def test_producers_go_on_beside_hundreds_of_half_open_connections(tmp_path: Path) -> None:
     half_open.raise_descriptor_limit(CONNECTIONS)
     with half_open.Victims(tmp_path, timeout_ms=3_000) as victims:

@@ -46,6 +46,7 @@ def served(broker: EmbeddedBroker) -> None:
             assert hostile.send_and_receive(connection, data) > 0
 
 
+@pytest.mark.gate(7)
 @pytest.mark.parametrize(("spec", "shape"), ATTACKS, ids=lambda part: getattr(part, "name", str(part)))
 def test_another_client_is_served_beside_the_request_and_after_it(
     spec: ApiSpec, shape: hostile.Shape, broker: EmbeddedBroker

@@ -90,6 +90,7 @@ def make_large(api: ApiKey, entries: int) -> bytes:
     return make_frame(made.spec, made.version, made.body, 7)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("api", [ApiKey.OFFSET_FETCH, ApiKey.DELETE_TOPICS, ApiKey.CONSUMER_GROUP_DESCRIBE])
 @on_a_loop
 async def test_of_clients_that_leave_at_once_nothing_stays(api: ApiKey) -> None:
@@ -105,6 +106,7 @@ async def test_of_clients_that_leave_at_once_nothing_stays(api: ApiKey) -> None:
         assert hostile.server.unsent.total == 0
 
 
+@pytest.mark.gate(0)
 @on_a_loop
 async def test_answers_that_are_not_read_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     bound = MIB

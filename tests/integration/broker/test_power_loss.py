@@ -137,6 +137,7 @@ def test_a_partition_the_coordinator_forgot_is_part_of_the_transaction_again(bro
         assert values(broker) == [["a"], ["b"]]
 
 
+@pytest.mark.gate(1)
 def test_what_no_coordinator_knows_is_listed_and_left_alone(
     broker: EmbeddedBroker, producer: RawProducer, capfd: pytest.CaptureFixture[str]
 ) -> None:

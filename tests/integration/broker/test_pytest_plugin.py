@@ -67,6 +67,7 @@ def test_both_fixtures_and_the_marker(alone: pytest.Pytester) -> None:
     alone.runpytest_subprocess().assert_outcomes(passed=5)
 
 
+@pytest.mark.gate(0)
 def test_a_mistake_in_a_setting_is_an_error_that_names_it(alone: pytest.Pytester) -> None:
     alone.makepyfile("""
         import pytest

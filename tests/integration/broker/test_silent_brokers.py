@@ -42,6 +42,7 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(doctor_command.CONNECTION_LIMITS, name, LIMIT_MS)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "words",
     [("topics", "list"), ("transactions", "list"), ("acls", "list")],
@@ -70,6 +71,7 @@ def test_a_tls_handshake_that_is_not_answered_is_named(
     assert "finish the TLS handshake" in capsys.readouterr().err
 
 
+@pytest.mark.gate(1)
 @pytest.mark.usefixtures("short_limits")
 @pytest.mark.parametrize(
     ("settings", "answers", "text"),
@@ -99,6 +101,7 @@ def test_the_doctor_names_the_step_of_a_connection(
     assert text in row["detail"]
 
 
+@pytest.mark.gate(0)
 @pytest.mark.usefixtures("short_limits")
 def test_the_doctor_asks_for_no_right_when_silence_is_what_is_wrong(
     capsys: pytest.CaptureFixture[str],
@@ -110,6 +113,7 @@ def test_the_doctor_asks_for_no_right_when_silence_is_what_is_wrong(
     assert not [row["action"] for row in rows.values() if "acls create" in row["action"]]
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("words", [("doctor",), ("topics", "list")], ids=" ".join)
 def test_ctrl_c_ends_the_wait_without_a_traceback(words: tuple[str, ...]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:

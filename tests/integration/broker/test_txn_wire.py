@@ -131,6 +131,7 @@ def batches_of(broker: EmbeddedBroker) -> list[tuple[Pair, object]]:
 NONE = (-1, -1)
 
 
+@pytest.mark.gate(1)
 def test_vanilla_transaction_with_epoch_overflow(broker: EmbeddedBroker, way: Way) -> None:
     """KIP-939 "Persisted Data Format Changes", "Vanilla KIP-890 transaction case with epoch overflow"."""
     with RawProducer(broker, "vanilla") as producer:
@@ -178,6 +179,7 @@ def test_vanilla_transaction_with_epoch_overflow(broker: EmbeddedBroker, way: Wa
         assert committed_values(broker, TOPIC, 0) == ["a", "b", "c"]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("commit", [True, False])
 def test_two_phase_commit_with_two_epoch_overflows(broker: EmbeddedBroker, way: Way, commit: bool) -> None:
     """KIP-939 "Persisted Data Format Changes", "2PC transaction case with two epoch overflows"."""
@@ -274,6 +276,7 @@ EVERY_VERSION = [
 ]
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("flush_policy", ["os", "ack"])
 def test_clients_of_every_version_at_once(flush_policy: str) -> None:
     """Each commits and aborts in turn, back to back, all of them in the same partitions."""

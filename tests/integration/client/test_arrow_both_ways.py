@@ -49,6 +49,7 @@ def read(broker: EmbeddedBroker, topics: list[str], most: int | None = None) -> 
     return found
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("compiled", [True, False])
 def test_rows_arrive_where_they_said_and_as_they_were(broker: EmbeddedBroker, compiled: bool) -> None:
     if compiled and EXTENSION is None:

@@ -171,6 +171,7 @@ def test_every_codec_is_read(cluster: Cluster, codec: str) -> None:
     run(test())
 
 
+@pytest.mark.gate(1)
 def test_many_partitions_are_read_in_a_session_of_small_answers(cluster: Cluster) -> None:
     """Answers of 4 kB: partitions come and go in the session."""
     topic = cluster.topic(40)
@@ -191,6 +192,7 @@ def test_many_partitions_are_read_in_a_session_of_small_answers(cluster: Cluster
     run(test())
 
 
+@pytest.mark.gate(1)
 def test_seek_pause_and_the_offsets_of_a_log(cluster: Cluster) -> None:
     topic = cluster.topic(2)
     for i in range(10):
@@ -263,6 +265,7 @@ def test_a_position_outside_the_log(cluster: Cluster) -> None:
 # ---------------------------------------------------------------------------- isolation
 
 
+@pytest.mark.gate(1)
 def test_committed_records_alone_are_read_and_an_open_transaction_holds_back_what_follows(
     cluster: Cluster,
 ) -> None:
@@ -305,6 +308,7 @@ def test_committed_records_alone_are_read_and_an_open_transaction_holds_back_wha
     run(test())
 
 
+@pytest.mark.gate(1)
 def test_offsets_that_an_open_transaction_may_change_are_waited_for(cluster: Cluster) -> None:
     """[CLI-36] KIP-447: a reader of committed records starts behind what the transaction commits."""
     topic = cluster.topic()
@@ -362,12 +366,15 @@ def test_a_group_goes_on_where_it_stopped(cluster: Cluster) -> None:
             at = TopicPartition(topic, 0)
             await consumer.commit({at: OffsetAndMetadata(5, 0, "a note")})
             assert await consumer.committed([at]) == {at: OffsetAndMetadata(5, 0, "a note")}
-            await consumer.commit_soon()
+            answer = asyncio.get_running_loop().create_future()
+            consumer.commit_soon(on_done=answer.set_result)
+            assert await answer is None
             assert (await consumer.committed([at]))[at] == OffsetAndMetadata(10, 0)
 
     run(test())
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "strategy", ["range", "roundrobin", "sticky", "cooperative-sticky", "range,cooperative-sticky"]
 )
@@ -456,6 +463,7 @@ def test_a_member_that_does_not_poll_leaves_and_hears_that_it_lost_its_partition
     run(test())
 
 
+@pytest.mark.gate(1)
 def test_a_static_member_that_comes_back_keeps_its_partitions(cluster: Cluster) -> None:
     """KIP-345: nobody else hears of it."""
     topic = cluster.topic(2)
@@ -552,6 +560,7 @@ def test_a_callback_that_fails_is_raised_once_and_holds_up_no_member(cluster: Cl
 # ------------------------------------------------------------------------------ mishaps
 
 
+@pytest.mark.gate(1)
 def test_a_broker_that_restarts_is_found_again(cluster: Cluster) -> None:
     with EmbeddedBroker() as broker:
         own = Cluster(broker)
@@ -573,6 +582,7 @@ def test_a_broker_that_restarts_is_found_again(cluster: Cluster) -> None:
         run(test())
 
 
+@pytest.mark.gate(1)
 def test_nothing_hangs_without_a_broker(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         with EmbeddedBroker() as broker:
@@ -648,6 +658,7 @@ def test_a_poll_that_is_cancelled_loses_nothing(cluster: Cluster) -> None:
     run(test())
 
 
+@pytest.mark.gate(1)
 def test_a_topic_that_is_not_there_is_waited_for(cluster: Cluster) -> None:
     """Without asking for metadata in a loop."""
 

@@ -18,6 +18,7 @@ pytestmark = [
 HOUR_MS = 3_600_000
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_the_other_topics_are_read_on_when_one_is_deleted(broker: EmbeddedBroker, strategy: str) -> None:
     """Neither poll, the group's rebalance nor close waits for the offsets of partitions that are gone."""

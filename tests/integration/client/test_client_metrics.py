@@ -73,6 +73,7 @@ def lose_answer(world: World, writer: DualWriter[SqlTransaction]) -> None:
         txn.send(world.topic, b"a")
 
 
+@pytest.mark.gate(0)
 def test_a_writer_shows_how_its_writes_ended_and_how_long_each_phase_took(world: World) -> None:
     metrics = ClientMetrics()
     with DualWriter(world.store, world.config, watch=metrics.watch_writes("shop")) as writer:
@@ -121,6 +122,7 @@ def test_repetitions_of_a_pool_are_counted(world: World) -> None:
             assert scrape(metrics)["tallystick_dual_write_pool_free", (SHOP,)] == 1
 
 
+@pytest.mark.gate(0)
 def test_leases_of_a_pool_are_counted(world: World) -> None:
     metrics = ClientMetrics()
     watch = metrics.watch_writes("shop")
@@ -131,6 +133,7 @@ def test_leases_of_a_pool_are_counted(world: World) -> None:
         assert shown["tallystick_dual_write_leases_total", (("event", "taken"), SHOP)] == 2
 
 
+@pytest.mark.gate(0)
 def test_leases_that_are_lost_and_those_that_others_let_expire_are_counted(world: World) -> None:
     metrics = ClientMetrics()
     watched = {"lease": Lease(duration_ms=60_000), "watch": metrics.watch_writes("shop")}
@@ -201,6 +204,7 @@ def test_asyncio_clients_are_exported(broker: EmbeddedBroker) -> None:
     assert ("kafka_consumer_consumer_metrics_request_total", (("client_id", "c"),)) in shown
 
 
+@pytest.mark.gate(0)
 def test_the_documented_example_prints_what_it_says(broker: EmbeddedBroker, tmp_path: Path) -> None:
     program = Path(__file__).parents[3] / "examples/client_metrics.py"
     database = f"sqlite:///{tmp_path / 'payments.db'}"

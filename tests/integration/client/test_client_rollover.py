@@ -77,6 +77,7 @@ def idle_at(broker: EmbeddedBroker, config: dict[str, str], epoch: int) -> Other
     return other
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("lost", ["", "request", "answer"])
 def test_a_transaction_of_the_last_epoch(broker: EmbeddedBroker, config: dict[str, str], lost: str) -> None:
     """[CLI-43, CLI-46] KIP-890 "Overflow": its end moves to another producer id, and is recognised."""
@@ -99,6 +100,7 @@ def test_a_transaction_of_the_last_epoch(broker: EmbeddedBroker, config: dict[st
     assert holds(broker, "a", "b", "c")
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("decided", [True, False])
 @pytest.mark.parametrize("lost", ["", "request", "answer"])
 def test_recoveries_use_up_a_second_producer_id(

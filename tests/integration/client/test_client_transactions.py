@@ -83,6 +83,7 @@ def test_prepare_commit_and_the_next_transaction(broker: EmbeddedBroker, name: s
     eventually(lambda: committed_values(broker, name, 0) == ["a", "b"])
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("stored", ["this", "none", "another"])
 def test_a_crash_after_prepare_ends_as_the_other_system_decided(

@@ -138,6 +138,7 @@ def test_what_was_accepted_is_in_the_transaction_and_nothing_after(broker: Embed
     assert both(broker, name, "first", "last", *taken)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_record_that_fails_fails_its_transaction_alone(
     version_1: EmbeddedBroker, name: str, version: int
@@ -237,6 +238,7 @@ def test_the_version_is_raised_while_a_transaction_is_open(version_1: EmbeddedBr
     assert both(version_1, name, "a", "b")
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("answered", [False, True])
 def test_a_commit_that_is_never_answered(broker: EmbeddedBroker, name: str, answered: bool) -> None:
     """[CLI-46] InDoubt; then the same again and nothing else, until it is answered."""
@@ -290,6 +292,7 @@ def test_a_flush_that_takes_too_long_prepares_nothing(broker: EmbeddedBroker, na
     assert both(broker, name, "b")
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("call", ["commit", "abort", "complete"])
 def test_a_cancelled_call_leaves_a_way_on(broker: EmbeddedBroker, name: str, call: str) -> None:
     """[CLI-46] Cancelled after any number of turns: undone, done, or in doubt and repeated."""

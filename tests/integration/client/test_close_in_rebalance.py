@@ -90,6 +90,7 @@ async def polled_until(consumer: ConsumerEngine, done: Any) -> None:
 
 
 # Half of it is for the last commit, which one step uses up: its rebalance waits for a poll of the other.
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("timeout_ms", [10_000, 0])
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 @pytest.mark.parametrize("step", STEPS)

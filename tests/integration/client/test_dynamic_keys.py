@@ -211,6 +211,7 @@ def test_a_change_that_is_only_validated_changes_nothing(tmp_path: Path) -> None
     asyncio.run(run())
 
 
+@pytest.mark.gate(5)
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [

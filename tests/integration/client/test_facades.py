@@ -551,15 +551,10 @@ def test_the_same_names_under_asyncio(broker: EmbeddedBroker, topic: str) -> Non
 
 
 def test_both_facades_have_the_same_names() -> None:
-    for blocking, aio, more in (
-        (tallystick.Producer, tallystick.aio.Producer, {"mark_forked"}),
-        (tallystick.Consumer, tallystick.aio.Consumer, {"mark_forked"}),
+    for blocking, aio in (
+        (tallystick.Producer, tallystick.aio.Producer),
+        (tallystick.Consumer, tallystick.aio.Consumer),
     ):
-        ours = {name for name in dir(blocking) if not name.startswith("_")} - more
-        theirs = {name for name in dir(aio) if not name.startswith("_")}
-        theirs -= {
-            "wait_for_space",
-            "require_transaction_manager",
-            "go_back",
-        }  # what the synchronous ones need of them
-        assert ours == theirs
+        assert {name for name in dir(blocking) if not name.startswith("_")} == {
+            name for name in dir(aio) if not name.startswith("_")
+        }

@@ -22,6 +22,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", ["producer", "transaction", "consumer", "admin", "writer"])
 def test_a_child_uses_nothing_of_its_parents_clients(broker: EmbeddedBroker, kind: str) -> None:
     """[CLI-61] Neither calls, nor close, nor garbage collection, nor either way to end a process."""

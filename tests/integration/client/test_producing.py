@@ -92,6 +92,7 @@ async def client(bootstrap: str, **settings: object) -> AsyncIterator[Client]:
         await made.cluster.close()
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_librdkafka_reads_what_was_sent(broker: EmbeddedBroker, codec: str) -> None:
     topic = f"codec-{codec}"
@@ -265,6 +266,7 @@ class Proxy:
         await asyncio.gather(*others, return_exceptions=True)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_cut_connections_lose_nothing_and_repeat_nothing(seed: int) -> None:
     """[CLI-21] [CLI-22] Requests cut off and answers lost, five under way: each record once and in order."""

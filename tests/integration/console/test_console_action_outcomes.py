@@ -163,6 +163,7 @@ def expect_audit(site: Site) -> None:
     assert result["outcome"] == "outcome unknown"
 
 
+@pytest.mark.gate(0)
 def test_a_termination_whose_answer_is_lost(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     producer = site.prepare()
 
@@ -185,6 +186,7 @@ def test_a_termination_whose_answer_is_lost(site: Site, capsys: pytest.CaptureFi
     producer.close()
 
 
+@pytest.mark.gate(0)
 def test_a_termination_of_a_broker_that_dies(site: Site) -> None:
     """The request was sent, and no broker has ever read it: that cannot be told from outside."""
     producer = site.prepare()
@@ -204,6 +206,7 @@ def test_a_termination_of_a_broker_that_dies(site: Site) -> None:
     producer.close()
 
 
+@pytest.mark.gate(0)
 def test_a_resolution_whose_answer_is_lost(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     with Lives() as lives:
         config = {**site.cluster, "transactional.id": NAME, "topic": NAME}
@@ -226,6 +229,7 @@ def test_a_resolution_whose_answer_is_lost(site: Site, capsys: pytest.CaptureFix
     expect_audit(site)
 
 
+@pytest.mark.gate(0)
 def test_a_marker_whose_answer_is_lost(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     offset = hang(site.broker.bootstrap_servers, TopicPartition(NAME, 0), 970_000)
 
@@ -241,6 +245,7 @@ def test_a_marker_whose_answer_is_lost(site: Site, capsys: pytest.CaptureFixture
     expect_audit(site)
 
 
+@pytest.mark.gate(0)
 def test_a_reset_whose_answer_is_lost(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     at = PublicTopicPartition(NAME, 0)
     with Producer(site.cluster) as producer:
@@ -263,6 +268,7 @@ def test_a_reset_whose_answer_is_lost(site: Site, capsys: pytest.CaptureFixture[
     expect_audit(site)
 
 
+@pytest.mark.gate(0)
 def test_a_cluster_that_is_away_before_anything_is_sent(site: Site) -> None:
     """Refused, because what is true now cannot be read: nothing was sent, and no intent was written."""
     producer = site.prepare()

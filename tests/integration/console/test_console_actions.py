@@ -122,6 +122,7 @@ def expect_done(answer: Any) -> None:
     assert "done" in page.text
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("strike", "outcome", "committed"),
     [
@@ -169,6 +170,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     leave(made)
 
 
+@pytest.mark.gate(0)
 def test_every_kind_of_store_is_resolved(
     broker: EmbeddedBroker, lives: Lives, tmp_path: Path, place: Place
 ) -> None:
@@ -229,6 +231,7 @@ def test_a_hanging_transaction_is_aborted_in_its_partition(scene: Scene) -> None
     assert scene.count_committed() == 0
 
 
+@pytest.mark.gate(0)
 def test_an_orphan_is_completed_by_the_state_that_the_operator_has(scene: Scene) -> None:
     producer, state = scene.prepare()
 
@@ -246,6 +249,7 @@ def test_an_orphan_is_completed_by_the_state_that_the_operator_has(scene: Scene)
     producer.close()
 
 
+@pytest.mark.gate(0)
 def test_a_prepared_transaction_is_terminated_with_a_reason_only(scene: Scene) -> None:
     """[ACT-2] It is in doubt; the reason goes into the audit log."""
     producer, _ = scene.prepare()
@@ -266,6 +270,7 @@ def test_a_prepared_transaction_is_terminated_with_a_reason_only(scene: Scene) -
     producer.close()
 
 
+@pytest.mark.gate(0)
 def test_what_the_database_has_committed_is_not_terminated_without_a_reason(scene: Scene) -> None:
     """[ACT-2] The rule holds below two-phase commit as well, where the command itself would not object."""
     scene.live()
@@ -338,6 +343,7 @@ def test_a_database_that_is_away_is_an_objection_and_no_silence(scene: Scene) ->
     producer.close()
 
 
+@pytest.mark.gate(0)
 def test_a_database_that_hangs_keeps_nothing_else_from_being_read(scene: Scene) -> None:
     """It takes connections and never says a word: an objection, within the limit of a reading."""
     producer, _ = scene.prepare()
@@ -354,6 +360,7 @@ def test_a_database_that_hangs_keeps_nothing_else_from_being_read(scene: Scene) 
     producer.close()
 
 
+@pytest.mark.gate(0)
 def test_a_group_behind_an_open_transaction_is_freed_and_then_moved(scene: Scene) -> None:
     producer, state = scene.prepare()
     group = f"{scene.name}-readers"
@@ -389,6 +396,7 @@ def test_a_group_behind_an_open_transaction_is_freed_and_then_moved(scene: Scene
     producer.close()
 
 
+@pytest.mark.gate(0)
 def test_a_transaction_with_a_timeout_is_terminated_without_one(scene: Scene) -> None:
     """Nothing of it can be in doubt, and no store names it: the id alone confirms."""
     producer = Producer(scene.config)
@@ -417,6 +425,7 @@ def query(broker: EmbeddedBroker) -> Iterator[Query]:
     made.close()
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("is_decided", [True, False])
 def test_what_a_dead_spark_driver_left_is_resolved_by_its_prefix(
     scene: Scene, query: Query, is_decided: bool

@@ -63,6 +63,7 @@ def find_port() -> int:
         return port
 
 
+@pytest.mark.gate(0)
 def test_a_cluster_and_a_store_that_come_after_the_console(tmp_path: Path) -> None:
     """It answers before anything can be read, says what is missing, and finds both by itself."""
     port = find_port()

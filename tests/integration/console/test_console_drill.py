@@ -70,6 +70,7 @@ def drill(broker: EmbeddedBroker, lives: Lives, tmp_path: Path) -> Drill:
     return Drill(broker, lives, tmp_path)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("strike", "stage", "verdict"),
     [
@@ -199,6 +200,7 @@ def test_a_group_that_waits_behind_an_open_transaction(drill: Drill) -> None:
     producer.close()
 
 
+@pytest.mark.gate(0)
 def test_a_live_writer_is_never_called_anything_but_well(drill: Drill) -> None:
     """[CON-1] While payments go on no reading of the views looks broken, whatever is in flight."""
     seen: set[str] = set()

@@ -43,6 +43,7 @@ def see_green(watcher: Watcher) -> None:
     watcher.show("/", lambda page: page["health"] == "ok")
 
 
+@pytest.mark.gate(0)
 @pytest.mark.mount
 def test_a_broker_whose_disk_is_full(disk: Path) -> None:
     """The command of the page keeps less of the largest topic: there is room, and data is taken again."""
@@ -89,6 +90,7 @@ def is_taken(config: dict[str, Any]) -> bool:
     return True
 
 
+@pytest.mark.gate(0)
 @pytest.mark.mount
 def test_a_database_whose_disk_is_full(disk: Path, lives: Lives) -> None:
     """Recovery has to write as well: room comes first, and then the command that ends what was left."""

@@ -53,6 +53,7 @@ def see_prefix(watcher: Watcher, query: PhasedQuery, until: Callable[[Json], boo
     return prefix
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("phase", "stage", "verdict", "open_count"),
     [
@@ -103,6 +104,7 @@ def test_a_spark_driver_that_is_dead_before_it_noted_the_end(query: PhasedQuery)
     watcher.expect_gone(query.prefix)
 
 
+@pytest.mark.gate(0)
 def test_a_new_query_whose_driver_is_dead_in_its_first_batch(query: PhasedQuery) -> None:
     """In a topic nothing tells it from a query that decides elsewhere; a database has its claim."""
     query.run_batch(0, Phase.BEFORE_DECISION)
@@ -119,6 +121,7 @@ def test_a_new_query_whose_driver_is_dead_in_its_first_batch(query: PhasedQuery)
     watcher.expect_gone(query.prefix)
 
 
+@pytest.mark.gate(0)
 def test_a_topic_of_the_query_s_own_is_named_in_its_command(broker: EmbeddedBroker) -> None:
     """[SPK-21] In the default topic no decision would be found, and what is decided would be aborted."""
     query = PhasedQuery(broker.bootstrap_servers, decisions="of.its.own")
@@ -134,6 +137,7 @@ def test_a_topic_of_the_query_s_own_is_named_in_its_command(broker: EmbeddedBrok
     query.close()
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("kind", [DatabaseQuery, LakeQuery])
 def test_a_store_that_is_not_read_is_asked_for(
     broker: EmbeddedBroker, tmp_path: Path, kind: type[DatabaseQuery]

@@ -62,6 +62,7 @@ def test_our_broker_tells_who_did_what_from_where(broker: EmbeddedBroker) -> Non
     look(broker, check)
 
 
+@pytest.mark.gate(1)
 def test_a_broker_that_cannot_be_reached_is_said(broker: EmbeddedBroker) -> None:
     async def run() -> None:
         config = CollectorConfig.check({"bootstrap.servers": "127.0.0.1:1"})

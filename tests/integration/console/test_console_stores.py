@@ -81,6 +81,7 @@ async def read_twice(url: str) -> list[StoreFacts]:
         await reader.close()
 
 
+@pytest.mark.gate(1)
 def test_every_row_is_read_and_none_is_changed(place: Place) -> None:
     with stores.opened(place) as store:
         for name in ("a", "pay/ü", "c" * 90):
@@ -96,6 +97,7 @@ def test_every_row_is_read_and_none_is_changed(place: Place) -> None:
         assert {name: store.read_state(name) for name in store.transactional_ids()} == before
 
 
+@pytest.mark.gate(3)
 def test_a_row_that_cannot_be_read_hides_no_other(place: Place) -> None:
     if place.kind in ("rocksdb", "zookeeper", "delta"):
         pytest.skip("their rows are bytes or text; the SQL stores show the rule")

@@ -40,6 +40,7 @@ def read_all(world: World, consumer: Consumer, strike: Strike, first: int) -> No
             take(world, loop, len(VALUES))
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize(
     ("first", "what"),
     [

@@ -98,6 +98,7 @@ def test_aborted_records_leave_no_rows_though_the_consumer_would_read_them(world
     assert world.copied() == ["committed"]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
 def test_records_that_are_gone_behind_the_databases_offset_are_an_error(world: World, reset: str) -> None:
     """[DW-25] Retention, or DeleteRecords, while the reader was away."""
@@ -140,6 +141,7 @@ def test_records_that_go_while_they_are_being_read_are_an_error(world: World) ->
     assert read == [0, 1, 2]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_a_log_that_is_shorter_than_the_databases_offset_is_an_error(world: World, reset: str) -> None:
     """[DW-25] The topic was deleted and made again. Nothing was read before the old offset was passed."""

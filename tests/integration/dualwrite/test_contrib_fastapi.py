@@ -185,6 +185,7 @@ def test_an_endpoint_that_raises_rolls_back(service: Service) -> None:
     assert tell(service, story) == ["a"]
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("failure", "fails_at", "status", "detail", "paid"),
     [

@@ -106,6 +106,7 @@ def strike(database: Any, *, committed: bool, what: Exception) -> None:
     database.commit = struck
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("committed", [False, True])
 def test_an_exception_while_the_database_commits_is_no_answer(shop: Shop, committed: bool) -> None:
     """[DW-3]"""

@@ -54,6 +54,7 @@ def writer(engine: Engine, broker: EmbeddedBroker) -> Iterator[DualWriter[SqlTra
         yield writer
 
 
+@pytest.mark.gate(1)
 @settings(
     deadline=None,
     max_examples=15,

@@ -83,6 +83,7 @@ def test_of_a_dual_write_on_postgresql(
     assert costs == Costs(5, *WAITED[wait])
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("wait", WAITED)
 def test_of_a_dual_write_on_sqlite(
     tmp_path: Path, broker: EmbeddedBroker, recorder: Recorder, wait: Wait

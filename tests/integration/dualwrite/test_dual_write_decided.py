@@ -232,6 +232,7 @@ def _refuse(_: object) -> None:
     raise ConnectionRefusedError
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("lease", [None, Lease(duration_ms=86_400_000)], ids=["names", "leases"])
 def test_a_pool_closes_every_writer_and_tells_of_a_failure(
     sqlite_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, lease: Lease | None
@@ -313,6 +314,7 @@ writer.close()
 )
 
 
+@pytest.mark.gate(0)
 def test_a_forked_child_waits_for_nothing(sqlite_world: MakeWorld) -> None:
     """[DW-11] What was started is the parent's, and the parent hears of it."""
     assert run_program(FORKING, sqlite_world("decided")) == ["a"]

@@ -64,6 +64,7 @@ def test_a_database_that_is_down_when_a_block_fails_tears_nothing(
     check_next(world, paid)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("at", ["roll back", "commit settled", "abort"])
 def test_a_process_that_ends_while_its_block_fails_tears_nothing(sqlite_world: MakeWorld, at: str) -> None:
     """[DW-13] Whichever step was the last one."""

@@ -25,6 +25,7 @@ def pay(world: World, writer: Writer, n: int, strike: Strike) -> None:
         world.pay(writer, n, f"{n}")
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize(
     ("what", "closed", "wait"),
     [

@@ -100,6 +100,7 @@ def payer(world: World, writer: Any, **options: Any) -> Callable[[str], dict[str
     return pay
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("database", DATABASES, indirect=True)
 def test_a_call_with_the_same_key_does_nothing_and_returns_the_first_result(world: World) -> None:
     """[DW-16] By the same writer, by one of another id, and by one that is started later."""
@@ -141,6 +142,7 @@ def test_what_failed_keeps_no_key(world: World) -> None:
     assert paid(world) == ["a"]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("database", DATABASES, indirect=True)
 def test_without_the_table_a_keyed_call_says_so(world: World) -> None:
     with world.engine.begin() as connection:
@@ -205,6 +207,7 @@ def waits_in(world: World) -> Callable[[], bool]:
     return waits
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("level", LEVELS, indirect=True)
 @pytest.mark.parametrize("database", SERVERS, indirect=True)
 def test_a_concurrent_call_waits_for_the_first_and_returns_its_result(world: World) -> None:
@@ -220,6 +223,7 @@ def test_a_concurrent_call_waits_for_the_first_and_returns_its_result(world: Wor
     assert paid(world) == ["a"]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("level", LEVELS, indirect=True)
 @pytest.mark.parametrize("database", SERVERS, indirect=True)
 def test_a_concurrent_call_pays_if_the_first_one_fails(world: World) -> None:
@@ -242,6 +246,7 @@ def test_a_concurrent_call_pays_if_the_first_one_fails(world: World) -> None:
     assert paid(world) == ["a"]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("database", DATABASES, indirect=True)
 def test_many_threads_with_few_keys_pay_each_key_once(world: World) -> None:
     """[DW-16] Keys in any order, so that callers meet at some of them."""
@@ -255,6 +260,7 @@ def test_many_threads_with_few_keys_pay_each_key_once(world: World) -> None:
     assert paid(world) == ["a", "b", "c"]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("database", SERVERS, indirect=True)
 def test_a_deadlock_is_repeated_until_both_are_paid(world: World) -> None:
     """[DW-3] Two transactions that lock the same rows in opposite order: the server ends one of them."""
@@ -323,6 +329,7 @@ class LosesAnswers(SqlTransaction):
         raise CommitUnknown("the answer was lost")
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("database", SERVERS, indirect=True)
 @pytest.mark.parametrize(
     ("plan", "run_count"), [([True], 1), ([False], 2), ([False, False, True], 3)], ids=repr
@@ -345,6 +352,7 @@ def test_a_lost_answer_is_looked_up(
     assert paid(world) == ["a"]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_caller_in_doubt_calls_again_with_the_key(
     broker: EmbeddedBroker, postgresql: PostgreSQL, arrives: bool

@@ -70,6 +70,7 @@ def tell(broker: EmbeddedBroker, url: Any, story: Callable[[Shop], Awaitable[obj
     return rows
 
 
+@pytest.mark.gate(1)
 def test_each_key_is_paid_once(broker: EmbeddedBroker, url: Any) -> None:
     """[DW-16] By concurrent tasks, and again by a later one."""
 
@@ -86,6 +87,7 @@ def test_each_key_is_paid_once(broker: EmbeddedBroker, url: Any) -> None:
     assert tell(broker, url, story) == ["a", "b", "b"]
 
 
+@pytest.mark.gate(1)
 def test_a_conflict_is_repeated_and_a_failure_is_not(broker: EmbeddedBroker, url: Any) -> None:
     async def story(shop: Shop) -> None:
         errors: list[Exception] = [psycopg.errors.DeadlockDetected(), ZeroDivisionError()]

@@ -132,6 +132,7 @@ def test_a_block_is_in_both_and_one_that_raises_in_neither(world: LakeWorld, wri
     assert len(list(world.place.glob("tallystick-*.parquet"))) == 2
 
 
+@pytest.mark.gate(0)
 def test_a_table_in_an_object_store(broker: EmbeddedBroker, tmp_path: Path) -> None:
     place, topic = DeltaS3Place(tmp_path, SCHEMA), new_name()
     make_topic(broker, topic)
@@ -322,6 +323,7 @@ def test_a_writer_that_was_taken_over_before_its_decision_is_fenced(world: LakeW
     assert world.agrees_on([2])
 
 
+@pytest.mark.gate(0)
 def test_two_writers_that_take_the_id_from_each_other(world: LakeWorld) -> None:
     """[DW-1, DW-2, DW-7] Whatever each is told, table and topic are told the same."""
     committed: list[int] = []

@@ -79,6 +79,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_transaction_ended_behind_the_writer_is_refused(
@@ -111,6 +112,7 @@ def autocommit_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWor
     )
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_record_does_not_commit_by_itself(autocommit_world: MakeWorld, ending: str, goes_on: bool) -> None:
@@ -156,7 +158,7 @@ def test_a_statement_that_commits_by_itself_is_refused(
         assert committed_values(world.broker, world.topic, 0) == ["a"]
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("how", ["unwinds", "commits"])
 def test_a_forked_child_leaves_the_transaction_to_its_parent(
@@ -191,6 +193,7 @@ def test_a_forked_child_leaves_the_transaction_to_its_parent(
 # ---- savepoints
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("sent_by", ["transaction", "text", "savepoint"])
 def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(any_world: MakeWorld, sent_by: str) -> None:
     """[DW-2] Those that have gone already take the whole transaction with them."""
@@ -359,6 +362,7 @@ def test_a_live_writer_finds_at_once_that_the_database_went_back(sqlite_world: M
     assert committed_values(world.broker, world.topic, 0) == ["a", "lost", "b"]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("before", [0, 1, 2])
 @pytest.mark.parametrize("lost", [1, 3])
 @pytest.mark.parametrize("recovered", [False, True])
@@ -387,6 +391,7 @@ def test_a_new_writer_finds_that_the_database_went_back(
     assert second.recover().clean
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_recovery_that_was_ended_is_no_lost_commit(sqlite_world: MakeWorld, times: int) -> None:
     """[DW-12] InitProducerId moves the pair on: what is then committed is still what the row names."""
@@ -494,6 +499,7 @@ def test_what_was_in_doubt_is_known_after_a_recovery(sqlite_world: MakeWorld, co
     assert world.check() == (["a"] if committed else [])
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("what", [CommitUnknown("the connection ended"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("committed", [False, True])
 def test_a_writer_that_is_closed_in_doubt_leaves_kafkas_half_to_recovery(

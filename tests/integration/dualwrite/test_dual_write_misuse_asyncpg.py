@@ -88,6 +88,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_transaction_ended_behind_the_writer_is_refused(shop: Shop, ending: str, goes_on: bool) -> None:
@@ -137,6 +138,7 @@ async def _text_savepoint(txn: Any) -> AsyncIterator[None]:
 SAVEPOINTS = {"driver": _driver_savepoint, "session": _session_savepoint, "text": _text_savepoint}
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("made_by", SAVEPOINTS)
 @pytest.mark.parametrize("bad", [True, False])
 def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(

@@ -102,6 +102,7 @@ ENDINGS: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_transaction_ended_behind_the_writer_is_refused(shop: Shop, ending: str, goes_on: bool) -> None:
@@ -186,6 +187,7 @@ def _by_text(shop: Shop, txn: Any, n: int, what: str) -> None:
     execute("ROLLBACK TO SAVEPOINT mine" if what == "bad" else "RELEASE SAVEPOINT mine")
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("pay", [_by_atomic, _two_deep, _by_hand, _by_text])
 @pytest.mark.parametrize("bad", [True, False])
 def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(
@@ -223,7 +225,7 @@ def test_records_of_the_writers_own_savepoint_are_kept_back(shop: Shop) -> None:
 # ---- forks
 
 
-@pytest.mark.slow
+@pytest.mark.gate(2)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("how", ["unwinds", "commits"])
 def test_a_forked_child_leaves_the_transaction_to_its_parent(shop: Shop, how: str) -> None:

@@ -106,6 +106,7 @@ FAILURES: dict[str, Callable[[], Fail]] = {
 }
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("first", [True, False], ids=["first block", "second block"])
 @pytest.mark.parametrize("fail", FAILURES)
 def test_a_loop_that_just_goes_on_commits_every_record_once(
@@ -171,6 +172,7 @@ def _pay(writer: DualWriter[SqlTransaction], topic: str) -> None:
         txn.send(topic, b"unrelated")
 
 
+@pytest.mark.gate(0)
 def test_offsets_of_unknown_outcome_do_not_follow_the_next_block(
     broker: EmbeddedBroker, topic: str, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -224,6 +226,7 @@ def test_records_that_are_still_held_can_be_processed_again(
         assert [record.offset for record in consumer.poll(10.0)] == [held[-1] + 1, held[-1] + 2]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("fail", FAILURES)
 def test_the_same_under_asyncio(broker: EmbeddedBroker, topic: str, tmp_path: Path, fail: str) -> None:
     """[DW-26]"""

@@ -167,6 +167,7 @@ def test_what_is_consumed_goes_in_once_with_its_offset(sqlite_world: MakeWorld) 
     assert copied() == ["a", "b", "c"]
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("step", ["read offsets", "position", "begin database", "move offsets"])
 def test_records_that_were_read_in_vain_are_read_again(sqlite_world: MakeWorld, step: str) -> None:
     """[DW-4] The database was not there, say; it has no offset yet that would bring them back."""
@@ -240,6 +241,7 @@ def resolve(
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("step", "verdict", "has"), [("prepare", "ABORT", []), ("commit database", "COMMIT", ["a"])]
 )
@@ -333,7 +335,7 @@ def test_a_row_that_cannot_be_claimed_hides_no_other(
     assert "somebody has the row" in rows[1]["Result"]
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 def test_an_operator_allows_what_the_application_does(
     postgresql_world: MakeWorld, capsys: pytest.CaptureFixture[str]
 ) -> None:

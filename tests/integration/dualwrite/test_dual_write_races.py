@@ -54,6 +54,7 @@ def settle(world: World) -> list[str]:
     return world.check()
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("stalls_after", ["claim", "describe", "init"])
 def test_a_recovery_that_was_overtaken_decides_nothing(
@@ -73,6 +74,7 @@ def watched(world: World, watch: After) -> DualWriter[SqlTransaction]:
     return writer
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_idle_writer_that_was_taken_over_ends_nothing(sqlite_world: MakeWorld, mode: str) -> None:
     """[DW-9] Its next transaction does not initialise the id: that would abort what another has decided."""
@@ -101,7 +103,6 @@ def test_a_writer_whose_pair_was_lost_recovers_before_it_goes_on(sqlite_world: M
 
 def loses_the_next_pair(writer: DualWriter[SqlTransaction]) -> None:
     """As after a commit whose answer was lost, and which was then seen to have been carried out [CLI-46]."""
-    manager = next(
-        iter(writer._session.branches.values())
-    ).producer._async_producer.require_transaction_manager("test")
+    branch = next(iter(writer._session.branches.values()))
+    manager = branch.producer._runner._runner.require_transaction_manager("test")
     manager._holder.current = replace(manager.machine, state=State.UNCLAIMED, client=None)

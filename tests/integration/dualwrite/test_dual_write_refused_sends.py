@@ -31,6 +31,7 @@ REFUSED_SENDS: dict[str, Callable[[Any, str], object]] = {
 }
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("send", REFUSED_SENDS.values(), ids=list(REFUSED_SENDS))
 def test_a_block_that_swallows_a_refusal_commits_nothing(
     world: World, send: Callable[[Any, str], object]

@@ -38,6 +38,7 @@ class Here(Base):
     what: Mapped[str] = mapped_column(String)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("refused", [b"x" * 50_000, 5], ids=["too large", "no bytes"])
 @pytest.mark.parametrize("queued", [["part"], []], ids=["after another", "alone"])
 def test_a_savepoint_whose_record_is_refused_keeps_no_rows(

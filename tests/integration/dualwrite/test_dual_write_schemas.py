@@ -78,6 +78,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("has_tables", [False, True])
 def test_a_search_path_of_a_block_is_the_blocks_alone(

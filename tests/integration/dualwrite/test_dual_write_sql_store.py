@@ -307,8 +307,8 @@ def test_standbys_that_may_be_behind_are_said(caplog: pytest.LogCaptureFixture) 
     assert "synchronous_standby_names is empty" in caplog.text
 
 
+@pytest.mark.gate(0)
 @pytest.mark.server
-@pytest.mark.slow
 def test_processes_that_create_at_the_same_time_all_succeed(postgresql: PostgreSQL) -> None:
     """PostgreSQL's IF NOT EXISTS is no lock: of two that see no table one would fail."""
     url = postgresql.url(postgresql.new_database())

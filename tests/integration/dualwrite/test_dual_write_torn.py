@@ -49,6 +49,7 @@ def insert(world: World, what: str) -> Any:
     return work
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("wait", ["committed", "decided"])
 def test_a_key_does_not_answer_for_records_that_are_not_there(world: World, wait: Wait) -> None:
     """[DW-28] By another id of the pool, by one that is started later, until somebody accepts it."""

@@ -88,6 +88,7 @@ EVERY_MODE = [Mode.TWO_PHASE, pytest.param(Mode.KEEP, marks=slow), pytest.param(
 EVERY_MODE_IF_LONG = EVERY_MODE if LONG else EVERY_MODE[:1]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("mode", EVERY_MODE)
 def test_both_sides_agree_after_a_crash_at_any_step(sqlite_world: MakeWorld, mode: Mode) -> None:
     """[DW-3, DW-5, DW-6, DW-7] After each step of a recovery and two payments."""
@@ -96,6 +97,7 @@ def test_both_sides_agree_after_a_crash_at_any_step(sqlite_world: MakeWorld, mod
     ) + 2 * len(PAYMENT)
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("mode", EVERY_MODE_IF_LONG)
 def test_both_sides_agree_after_a_crash_at_any_step_beside_the_end(
     sqlite_world: MakeWorld, mode: Mode
@@ -105,12 +107,13 @@ def test_both_sides_agree_after_a_crash_at_any_step_beside_the_end(
     assert strikes(lambda crash: story(sqlite_world("decided", **MODES[mode]), crash, Crash())) > len(waited)
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 def test_both_sides_agree_after_a_crash_at_any_step_on_postgresql(postgresql_world: MakeWorld) -> None:
     """[DW-3, DW-7]"""
     assert strikes(lambda crash: story(postgresql_world(), crash, Crash())) > len(RECOVERY) + 2 * len(PAYMENT)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("mode", EVERY_MODE_IF_LONG)
 @pytest.mark.parametrize("step", ["prepare", "commit database", "commit"])
 def test_both_sides_agree_after_a_crash_in_recovery(sqlite_world: MakeWorld, mode: Mode, step: str) -> None:
@@ -399,6 +402,7 @@ def test_postgresql_without_synchronous_commit_is_refused(postgresql_world: Make
 # ---- time, closing, and what comes after the commit
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("mode", EVERY_MODE)
 def test_a_block_that_took_too_long_for_its_mode_commits_neither(sqlite_world: MakeWorld, mode: Mode) -> None:
     """[DW-10] The cluster may be about to abort it by transaction.timeout.ms: both are taken back in time."""

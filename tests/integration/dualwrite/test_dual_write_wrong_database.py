@@ -78,6 +78,7 @@ def test_a_database_that_is_the_only_one_goes_on_with_consent(sqlite_world: Make
         assert writer.recover().clean
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("at", ["complete", *NOTING, "begin", "send", "prepare", "record"])
 def test_a_first_life_that_ended_anywhere_is_recovered_without_consent(
     sqlite_world: MakeWorld, at: str

@@ -52,6 +52,7 @@ def may_work(kind: str, state: str, who: str) -> bool:
     return kind not in NEVER_IN_A_CHILD
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_child_works_on_its_own_connection_or_is_refused(
     broker: EmbeddedBroker, kind: str, request: pytest.FixtureRequest, tmp_path: Path

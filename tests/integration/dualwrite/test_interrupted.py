@@ -161,6 +161,7 @@ def test_the_other_end_of_an_interrupted_commit_is_refused_with_the_reason(
     assert any("had succeeded" in refusal for refusal in refusals)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_poll_interrupted_anywhere_loses_no_record(
     broker: EmbeddedBroker, topic: str, kind: type[BaseException]

@@ -259,13 +259,14 @@ def test_an_undisturbed_life_takes_the_steps_that_are_listed(sqlite_world: MakeW
     assert meeting.world.check() == ["mine"]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("wait", "at"), MEETINGS)
 def test_a_holder_that_stalls_on_sqlite(sqlite_world: MakeWorld, wait: Wait, at: tuple[int, bool]) -> None:
     """[DW-1, DW-2, DW-9, DW-15, DW-17]"""
     meet(sqlite_world(wait), at)
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("wait", "at"), MEETINGS)
 def test_a_holder_that_stalls_on_postgresql(
     postgresql_world: MakeWorld, wait: Wait, at: tuple[int, bool]
@@ -274,7 +275,7 @@ def test_a_holder_that_stalls_on_postgresql(
     meet(postgresql_world(wait), at)
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("at", POINTS if LONG else DECISIVE)
 def test_a_holder_that_stalls_on_mariadb(mariadb_world: MakeWorld, at: tuple[int, bool]) -> None:
     """[DW-1, DW-2, DW-9, DW-15]"""

@@ -92,6 +92,7 @@ class Leases:
             )
 
 
+@pytest.mark.gate(2)
 def test_a_new_number_is_taken_once_and_lasts_as_long_as_asked_for(store: Leases) -> None:
     before_ms = store.read_leases("pay").now_ms
     assert store.take(FIRST, None)
@@ -103,6 +104,7 @@ def test_a_new_number_is_taken_once_and_lasts_as_long_as_asked_for(store: Leases
     assert row.classify(leases.now_ms) is LeaseState.HELD
 
 
+@pytest.mark.gate(1)
 def test_the_time_is_the_same_as_every_other_databases(store: Leases, tmp_path: Path) -> None:
     """Milliseconds since 1970 in UTC, whatever the time zone of server or session."""
     with stores.opened(Place("sqlite", f"sqlite:///{tmp_path / 'other.db'}")) as other:
@@ -113,6 +115,7 @@ def test_the_time_is_the_same_as_every_other_databases(store: Leases, tmp_path: 
     assert before_ms - 1 <= now_ms <= after_ms + 1
 
 
+@pytest.mark.gate(1)
 def test_a_lease_is_taken_over_only_if_it_is_as_it_was_read(store: Leases) -> None:
     """[DW-15] A renewal in between, or another pool, wins."""
     assert store.take(FIRST, None)
@@ -126,6 +129,7 @@ def test_a_lease_is_taken_over_only_if_it_is_as_it_was_read(store: Leases) -> No
     assert not store.take(replace(FIRST, holder="c"), read)
 
 
+@pytest.mark.gate(1)
 def test_a_renewal_prolongs_what_is_still_the_holders_and_says_what_is(store: Leases) -> None:
     others = replace(FIRST, transactional_id="pay-1", number=1, holder="b")
     kept = replace(FIRST, transactional_id="pay-2", number=2)
@@ -139,6 +143,7 @@ def test_a_renewal_prolongs_what_is_still_the_holders_and_says_what_is(store: Le
     assert store.renew_leases([], "nobody", 1) == frozenset()
 
 
+@pytest.mark.gate(2)
 def test_an_expired_lease_without_another_owner_is_renewed(store: Leases) -> None:
     assert store.take(FIRST, None)
     store.expire("pay-0")
@@ -148,6 +153,7 @@ def test_an_expired_lease_without_another_owner_is_renewed(store: Leases) -> Non
     assert not store.read_leases("pay").select(LeaseState.EXPIRED)
 
 
+@pytest.mark.gate(2)
 def test_a_lease_is_given_back_by_its_holder_alone(store: Leases) -> None:
     assert store.take(FIRST, None)
     store.release_lease("pay-0", "b")
@@ -158,6 +164,7 @@ def test_a_lease_is_given_back_by_its_holder_alone(store: Leases) -> None:
     assert store.take(replace(FIRST, holder="b"), free)
 
 
+@pytest.mark.gate(1)
 def test_leases_of_other_names_are_left_out(store: Leases) -> None:
     """Names are compared byte by byte."""
     for base in ("pay", "PAY", "pay ", "pay-1"):
@@ -166,6 +173,7 @@ def test_leases_of_other_names_are_left_out(store: Leases) -> None:
     assert {row.base for row in store.read_leases().rows} == {"pay", "PAY", "pay ", "pay-1"}
 
 
+@pytest.mark.gate(1)
 def test_only_the_holder_claims(store: Leases) -> None:
     """[DW-15] A claim that is refused leaves the row as it was."""
     assert store.take(FIRST, None)
@@ -184,6 +192,7 @@ def test_only_the_holder_claims(store: Leases) -> None:
         store.claim_leased("pay-0", "a")
 
 
+@pytest.mark.gate(1)
 def test_a_claim_that_waits_for_the_row_keeps_no_lease_locked(place: Place, store: Leases) -> None:
     """[DW-15] Its holder goes on renewing; and if another takes the lease meanwhile, the claim is refused."""
     if place.kind in ("sqlite", "sqlite+aiosqlite"):
@@ -212,6 +221,7 @@ def test_a_claim_that_waits_for_the_row_keeps_no_lease_locked(place: Place, stor
     assert len(failures) == 1
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("place", KINDS[1:2], indirect=True)
 def test_no_two_that_start_together_get_one_number(place: Place) -> None:
     """Eight at the same moment, each as a process of its own would."""

@@ -275,6 +275,7 @@ def test_an_operator_who_fences_a_writer_takes_no_lease_from_its_pool(
 # ---- ids of processes that are gone
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("step", "has"), [("prepare", []), ("commit database", ["a"]), ("commit", ["a"])])
 def test_a_live_pool_recovers_the_ids_of_one_that_is_gone(
     world: World, make_pool: Callable[..., Pool], step: str, has: list[str]
@@ -492,7 +493,7 @@ def postgresql_world(broker: EmbeddedBroker, postgresql_url: str) -> Iterator[Ma
     yield from worlds(broker, lambda _: create_engine(postgresql_url, poolclass=NullPool))
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 def test_processes_that_start_together_get_ids_of_their_own(
     postgresql_world: MakeWorld, postgresql_url: str
 ) -> None:
@@ -509,7 +510,7 @@ def test_processes_that_start_together_get_ids_of_their_own(
     assert sorted(ids) == [f"{world.topic}-{number}" for number in range(8)]
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("step", "when", "has"),
     [("prepare", "after", []), ("commit database", "before", []), ("commit database", "after", ["1"])],

@@ -262,6 +262,7 @@ class Interrupt:
         return self.trace
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("how", ["begin", "begin_briefly"])
 def test_an_interrupt_while_the_block_is_opened_leaves_none(store: DjangoStore, how: str) -> None:
     """[DW-11] Django keeps a thread's connection: a block that stays open would refuse every claim."""

@@ -90,6 +90,7 @@ def interpose(row: LakeRow, act: Any, *, at: int = 1) -> None:
 # ---------------------------------------------------------------------------------------- the fence
 
 
+@pytest.mark.gate(1)
 def test_a_commit_is_bound_to_the_version_that_was_read(place: Place) -> None:
     """[LAK-1] Another writer's append is no conflict to either library; still nothing follows it unread."""
     row = open_row(place)
@@ -104,6 +105,7 @@ def test_a_commit_is_bound_to_the_version_that_was_read(place: Place) -> None:
     assert current.commit != "c"
 
 
+@pytest.mark.gate(1)
 def test_each_claim_and_each_decision_is_one_version(place: Place) -> None:
     row = open_row(place)
     row.claim(OLD, is_last)
@@ -117,6 +119,7 @@ def test_each_claim_and_each_decision_is_one_version(place: Place) -> None:
     assert open_row(place).read().decision == decision(0)
 
 
+@pytest.mark.gate(1)
 def test_a_driver_that_was_replaced_cannot_decide(place: Place) -> None:
     """[LAK-1] It reads the newer claim, and says so."""
     old, new = open_row(place), open_row(place)
@@ -130,6 +133,7 @@ def test_a_driver_that_was_replaced_cannot_decide(place: Place) -> None:
     assert read_ids(place) == []
 
 
+@pytest.mark.gate(1)
 def test_a_claim_between_reading_and_deciding_wins(place: Place) -> None:
     """[LAK-1] The zombie has read its own ownership, and stalls before it commits: the version is taken."""
     old, new = open_row(place), open_row(place)
@@ -141,6 +145,7 @@ def test_a_claim_between_reading_and_deciding_wins(place: Place) -> None:
     assert open_row(place).read().decision is None
 
 
+@pytest.mark.gate(1)
 def test_a_claim_that_was_overtaken_asks_the_cluster_again(place: Place) -> None:
     """[SPK-43] Both were told that they are the last one; the one that commits second asks again."""
     place.append([100])  # a first snapshot, so that the first commit is the claim
@@ -152,6 +157,7 @@ def test_a_claim_that_was_overtaken_asks_the_cluster_again(place: Place) -> None
     assert read_ids(place) == [1, 100]
 
 
+@pytest.mark.gate(1)
 def test_a_commit_of_another_writer_is_no_claim(place: Place) -> None:
     """Appends and compaction between reading and deciding: the decision follows them."""
     row = open_row(place)
@@ -168,6 +174,7 @@ def test_a_commit_of_another_writer_is_no_claim(place: Place) -> None:
     assert open_row(place).read().decision == decision(0)
 
 
+@pytest.mark.gate(0)
 def test_two_drivers_racing_decide_one_batch_once(place: Place) -> None:
     """[LAK-1] Threads that claim and decide without waiting for each other: each version has one owner."""
     decided: list[int] = []
@@ -197,6 +204,7 @@ def test_two_drivers_racing_decide_one_batch_once(place: Place) -> None:
 # -------------------------------------------------------------------------------- answers that are lost
 
 
+@pytest.mark.gate(1)
 def test_a_commit_whose_answer_is_lost_is_looked_up(place: Place) -> None:
     """[LAK-1] The library fails after the commit: the table says that it is decided."""
     row = open_row(place)
@@ -208,6 +216,7 @@ def test_a_commit_whose_answer_is_lost_is_looked_up(place: Place) -> None:
     assert open_row(place).read().decision == decision(0)
 
 
+@pytest.mark.gate(1)
 def test_a_claim_whose_answer_is_lost_is_looked_up(place: Place) -> None:
     """[LAK-1]"""
     place.append([100])
@@ -218,6 +227,7 @@ def test_a_claim_whose_answer_is_lost_is_looked_up(place: Place) -> None:
     assert entry.owner == str(OLD)
 
 
+@pytest.mark.gate(1)
 def test_a_commit_that_may_arrive_later_is_in_doubt_and_a_claim_settles_it(place: Place) -> None:
     """[LAK-1] Not taken for either outcome; the next version is taken by the claim, so it never arrives."""
     row = open_row(place)
@@ -234,6 +244,7 @@ def test_a_commit_that_may_arrive_later_is_in_doubt_and_a_claim_settles_it(place
     assert read_ids(place) == []
 
 
+@pytest.mark.gate(1)
 def test_a_library_that_fails_takes_no_claim(place: Place) -> None:
     place.append([100])
     with (
@@ -243,6 +254,7 @@ def test_a_library_that_fails_takes_no_claim(place: Place) -> None:
         open_row(place).claim(OLD, is_last)
 
 
+@pytest.mark.gate(1)
 def test_a_decision_that_was_made_before_a_newer_claim_is_not_called_undecided(place: Place) -> None:
     """[LAK-1] Its answer is lost, then another driver claims: that one completes it."""
     row, new = open_row(place), open_row(place)
@@ -260,6 +272,7 @@ def test_a_decision_that_was_made_before_a_newer_claim_is_not_called_undecided(p
     assert new.read().decision == decision(0)
 
 
+@pytest.mark.gate(1)
 def test_a_table_that_others_keep_busy_decides_nothing(place: Place) -> None:
     row = open_row(place)
     row.claim(OLD, is_last)
@@ -273,6 +286,7 @@ def test_a_table_that_others_keep_busy_decides_nothing(place: Place) -> None:
         row.decide(decision(0), OLD, moves_of(write_files(place, OLD, [1])))
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("unknown", [ATTEMPTS_MAX, ATTEMPTS_MAX - 1], ids=["last", "last but one"])
 def test_a_busy_table_that_does_not_answer_at_last_is_in_doubt(place: Place, unknown: int) -> None:
     """[LAK-1] The version of the attempt that was not answered is not there yet: it may arrive."""
@@ -291,6 +305,7 @@ def test_a_busy_table_that_does_not_answer_at_last_is_in_doubt(place: Place, unk
         row.decide(decision(0), OLD, moves_of(write_files(place, OLD, [1])))
 
 
+@pytest.mark.gate(1)
 def test_an_attempt_whose_version_others_have_taken_is_settled(place: Place) -> None:
     """[LAK-1] Late, and nothing is decided: what was not answered can no longer arrive."""
     row = open_row(place)
@@ -309,6 +324,7 @@ def test_an_attempt_whose_version_others_have_taken_is_settled(place: Place) -> 
     assert read_ids(place) == [100]
 
 
+@pytest.mark.gate(1)
 def test_a_decision_that_is_late_is_not_made(place: Place) -> None:
     row = open_row(place)
     row.claim(OLD, is_last)
@@ -320,6 +336,7 @@ def test_a_decision_that_is_late_is_not_made(place: Place) -> None:
 # ----------------------------------------------------------------------------------------------- upserts
 
 
+@pytest.mark.gate(1)
 def test_an_upsert_of_some_columns_takes_nothing_from_the_others(place: Place) -> None:
     """A row that is replaced keeps what the batch has no column for; where it would not, nothing begins."""
     place.append([1, 2])
@@ -361,6 +378,7 @@ def append_others(place: Place) -> None:
         place.append([100 + n])
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "acts",
     [
@@ -384,6 +402,7 @@ def test_the_decision_is_read_whatever_others_did_since(place: Place, acts: Sequ
     assert [n for n in read_ids(place) if n < 100] == [1, 2]
 
 
+@pytest.mark.gate(1)
 def test_an_entry_that_is_lost_is_no_missing_decision(place: Place) -> None:
     """[LAK-2] That something was decided is still known."""
     row = open_row(place)
@@ -407,6 +426,7 @@ def test_another_table_at_the_same_place_has_another_location(place: Place, tmp_
     assert all(str(each).startswith(f"{place.format} table ") for each in locations)
 
 
+@pytest.mark.gate(1)
 def test_a_prefix_that_was_given_up_has_no_decision(place: Place) -> None:
     row = open_row(place)
     row.claim(OLD, is_last)
@@ -415,6 +435,7 @@ def test_a_prefix_that_was_given_up_has_no_decision(place: Place) -> None:
     assert open_row(place).read().decision is None
 
 
+@pytest.mark.gate(1)
 def test_two_prefixes_share_a_table(place: Place) -> None:
     """[LAK-1] Each has an entry, an owner and a decision of its own."""
     other = LakeRow(place.open(), "q/database")
@@ -431,6 +452,7 @@ def test_two_prefixes_share_a_table(place: Place) -> None:
 # ------------------------------------------------------------------------------------- what is voted for
 
 
+@pytest.mark.gate(2)
 def test_files_that_are_not_where_the_driver_looks_are_not_decided_on(place: Place) -> None:
     """[LAK-4] Tasks on another host wrote into a folder of their own."""
     row = open_row(place)
@@ -441,6 +463,7 @@ def test_files_that_are_not_where_the_driver_looks_are_not_decided_on(place: Pla
         row.decide(decision(0), OLD, moves_of(files))
 
 
+@pytest.mark.gate(1)
 def test_files_with_another_number_of_rows_are_not_decided_on(place: Place) -> None:
     """[LAK-4]"""
     row = open_row(place)
@@ -450,6 +473,7 @@ def test_files_with_another_number_of_rows_are_not_decided_on(place: Place) -> N
         row.decide(decision(0), OLD, StagedMoves(attempts=(attempt,), rows=(2,)))
 
 
+@pytest.mark.gate(1)
 def test_a_definition_that_changes_during_a_batch_stops_it(place: Place) -> None:
     row = open_row(place)
     row.claim(OLD, is_last)
@@ -469,6 +493,7 @@ def test_a_table_that_is_not_there_is_refused(place: Place) -> None:
 # ---------------------------------------------------------------------------------------------- orphans
 
 
+@pytest.mark.gate(1)
 def test_files_that_an_older_version_names_are_no_orphans(place: Place) -> None:
     """[LAK-3] Compacted, so that the current version has them no more; an older one is read with them."""
     row = open_row(place)

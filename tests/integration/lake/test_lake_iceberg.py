@@ -244,6 +244,7 @@ def put_property_back(place: IcebergPlace) -> None:
         transaction.set_properties({TAG: text})
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("lose", [remove_tag, move_tag, remove_property, put_property_back])
 def test_half_an_entry_is_none(lose: Callable[[IcebergPlace], None], place: IcebergPlace) -> None:
     """[LAK-2] [LAK-6] Whichever is gone or of another commit: reading is an error, and says what to do."""
@@ -301,6 +302,7 @@ def upsert(place: IcebergPlace, rows: list[dict[str, Any]], name: str, keys: Seq
     return table.commit(table.read(PREFIX).version, entry_of(OLD, name), files, keys)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "spec",
     [PartitionSpec(), PartitionSpec(PartitionField(1, 1000, BucketTransform(3), "id_bucket"))],

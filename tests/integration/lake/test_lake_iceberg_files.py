@@ -109,6 +109,7 @@ def partitioned(field: str, transform: Any) -> PartitionSpec:
     return PartitionSpec(PartitionField(IDS[field], 1000, transform, "part"))
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("field", "transform"),
     [

@@ -134,6 +134,7 @@ def list_orders() -> Iterator[tuple[int, ...]]:
     return (tuple(int(step not in first) for step in range(2 * STEPS)) for first in chosen)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_driver_that_claims_last_knows_what_was_decided_before(kind: str, tmp_path: Path) -> None:
     """[LAK-1] [LAK-2] [LAK-5] [SPK-43] The other one has decided, and then the last one knows it; or not."""

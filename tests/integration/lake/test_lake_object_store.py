@@ -107,6 +107,7 @@ def test_an_upload_that_is_given_up_makes_no_object(place: DeltaS3Place) -> None
     assert storage.size("tallystick-x.parquet") is None
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [

@@ -260,6 +260,7 @@ WRITERS: Final = {
 }
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("name", CELLS)
 def test_rows_are_found_by_the_value_of_a_column(tmp_path: Path, name: str, writer: str) -> None:
@@ -273,6 +274,7 @@ def test_rows_are_found_by_the_value_of_a_column(tmp_path: Path, name: str, writ
     assert read_back(place, rows, [name]) == []
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("writer", WRITERS)
 def test_rows_are_found_whatever_is_beside_the_column(tmp_path: Path, writer: str) -> None:
     make_place, write = WRITERS[writer]

@@ -121,6 +121,7 @@ def test_a_token_or_a_password_and_nothing_is_learned_without(
     assert "geheim" not in caplog.text
 
 
+@pytest.mark.gate(0)
 def test_tls_with_keys_that_are_reloaded(
     authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,6 +159,7 @@ def test_tls_with_keys_that_are_reloaded(
         asyncio.run(run())
 
 
+@pytest.mark.gate(0)
 def test_a_scraper_with_a_certificate(authority: trustme.CA, tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
 

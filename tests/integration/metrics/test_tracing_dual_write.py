@@ -305,6 +305,7 @@ with traced():
 """
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("last_step", "outcome", "rows"), [("commit database", "committed", 1), ("record", "aborted", 0)]
 )

@@ -37,6 +37,7 @@ def test_rows_and_records_agree_and_the_refused_payment_is_in_neither(
     engine.dispose()
 
 
+@pytest.mark.gate(0)
 def test_the_program_brings_all_it_needs() -> None:
     done = subprocess.run(
         [sys.executable, str(FILE), "coffee"], capture_output=True, text=True, check=False, timeout=120

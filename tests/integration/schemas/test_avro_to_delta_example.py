@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gate(0), pytest.mark.server, pytest.mark.timeout(600)]
 
 FILE = Path(__file__).parents[3] / "examples/avro_to_delta.py"
 

@@ -139,6 +139,7 @@ def test_a_refused_token_is_explained_to_the_operator_alone(
         assert token not in caplog.text
 
 
+@pytest.mark.gate(0)
 def test_a_transaction_lives_through_new_tokens(world: World) -> None:
     """KIP-368: the session ends with its token, and is renewed with a fresh one on the same connection."""
     world.provider.life_s = 3

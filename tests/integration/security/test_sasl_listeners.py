@@ -248,6 +248,7 @@ def test_logins_that_are_not_completed_keep_no_one_out(caplog: pytest.LogCapture
     scene(play, {"sasl.logins.max": "4"})
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_a_closed_connection_is_freed_at_once(tls: bool, tmp_path: Path) -> None:
     """[LGN-4] Left to the garbage collector, thousands would keep their buffers, over TLS 256 KiB each."""
@@ -294,6 +295,7 @@ def test_a_closed_connection_is_freed_at_once(tls: bool, tmp_path: Path) -> None
     scene(play, {"sasl.logins.max": "1"}, context, base)
 
 
+@pytest.mark.gate(0)
 def test_librdkafka_logs_in_with_and_without_tls(tmp_path: Path) -> None:
     authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
     (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())

@@ -90,6 +90,7 @@ def test_a_user_logs_in_until_it_is_deleted(admin: Admin, ca: trustme.CA, mechan
         log_in(user, "another", mechanism)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_librdkafka_logs_in(admin: Admin, mechanism: str) -> None:
     admin.alter_user_scram_credentials([upsert("rd", mechanism)]).all()

@@ -77,6 +77,7 @@ def make_topics(made: Definition) -> None:
         admin.create_topics([NewTopic(name=name, partitions=1) for name in names]).all()
 
 
+@pytest.mark.gate(0)
 def test_once_reads_what_is_there_and_again_what_came_since(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_once_reads_what_is_there_and_again_what_came_since(
     assert committed(broker.bootstrap_servers, "once.out") == Counter(range(0, 2 * ROWS, 2))
 
 
+@pytest.mark.gate(0)
 def test_stopped_in_a_batch_it_leaves_nothing_undecided_and_goes_on(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -112,6 +114,7 @@ def test_stopped_in_a_batch_it_leaves_nothing_undecided_and_goes_on(
     assert committed(broker.bootstrap_servers, "stopped.out") == Counter(range(0, ROWS, 2))
 
 
+@pytest.mark.gate(0)
 def test_stopped_when_it_is_idle_it_leaves_the_instance_that_follows_alone(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -136,6 +139,7 @@ def test_stopped_when_it_is_idle_it_leaves_the_instance_that_follows_alone(
     assert committed(broker.bootstrap_servers, "rolling.out") == Counter([-1, *range(0, ROWS, 2)])
 
 
+@pytest.mark.gate(0)
 def test_a_pipeline_without_a_cluster_has_a_broker_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text(
@@ -188,6 +192,7 @@ def test_a_topic_and_a_table_are_decided_together_dead_letters_too(
         ]
 
 
+@pytest.mark.gate(0)
 def test_deleted_checkpoints_are_resumed_each_output_where_it_ended(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def place(broker: EmbeddedBroker, tallystick_schema_registry: SchemaRegistry, tm
     return Place(broker, tallystick_schema_registry, tmp_path)
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("more", ["", TABLE], ids=["topics", "topics and a table"])
 def test_what_is_decoded_and_what_is_not_are_one_decision(
     spark: SparkSession, place: Place, more: str
@@ -141,6 +142,7 @@ def test_what_is_decoded_and_what_is_not_are_one_decision(
     engine.dispose()
 
 
+@pytest.mark.gate(0)
 def test_schemas_that_are_missing_or_do_not_fit_are_said_with_their_path(
     spark: SparkSession, place: Place
 ) -> None:
@@ -155,6 +157,7 @@ def test_schemas_that_are_missing_or_do_not_fit_are_said_with_their_path(
         place.pipeline(TOPICS).start(once=True, spark=spark)
 
 
+@pytest.mark.gate(0)
 def test_json_with_a_registered_schema_is_a_format_of_its_own(spark: SparkSession, place: Place) -> None:
     properties = {"id": {"type": "string"}, "cents": {"type": "integer"}}
     order = json.dumps({"title": "Order", "type": "object", "properties": properties, "required": ["id"]})

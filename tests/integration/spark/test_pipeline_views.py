@@ -58,6 +58,7 @@ def rows_of(spark: SparkSession, view: str, select: str = "*") -> list[Row]:
     return spark.table("seen").collect()
 
 
+@pytest.mark.gate(0)
 def test_a_row_has_the_fields_of_its_value_and_where_it_came_from(
     spark: SparkSession, broker: EmbeddedBroker
 ) -> None:
@@ -91,6 +92,7 @@ GOOD = (
 )
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("bad", [BAD[1], None])
 def test_a_value_that_does_not_fit_stops_the_query_and_is_named(
     spark: SparkSession, broker: EmbeddedBroker, bad: bytes | None
@@ -104,6 +106,7 @@ def test_a_value_that_does_not_fit_stops_the_query_and_is_named(
         rows_of(spark, "bad", "1")  # although no field of the value is asked for
 
 
+@pytest.mark.gate(0)
 def test_a_dead_letter_is_the_record_as_it_was(spark: SparkSession, broker: EmbeddedBroker) -> None:
     send(broker, "mixed", *BAD, *GOOD)
     source = SourceDefinition(
@@ -120,6 +123,7 @@ def test_a_dead_letter_is_the_record_as_it_was(spark: SparkSession, broker: Embe
     assert {(bytes(row.key), row.topic, row.partition) for row in dead} == {(b"k", "mixed", 0)}
 
 
+@pytest.mark.gate(0)
 def test_text_and_bytes_have_one_column(spark: SparkSession, broker: EmbeddedBroker) -> None:
     send(broker, "lines", "ä".encode())
     declare(spark, broker, SourceDefinition(name="lines", topics=("lines",), format=ValueFormat.STRING))
@@ -145,6 +149,7 @@ def test_transforms_build_on_sources_lookups_and_each_other(
     assert [row.name for row in rows_of(spark, "named")] == ["United"]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("more", "path"),
     [

@@ -87,6 +87,7 @@ def test_all_visible_records_of_a_range_and_no_others(
     assert offsets(cut) == [(0, at) for at in seen]
 
 
+@pytest.mark.gate(0)
 def test_a_topic_of_many_batches(spark: SparkSession, broker: EmbeddedBroker, topic: str) -> None:
     with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
         for partition in (0, 1):
@@ -124,6 +125,7 @@ def test_where_to_begin_and_to_end(spark: SparkSession, broker: EmbeddedBroker, 
     assert late.count() == 0
 
 
+@pytest.mark.gate(0)
 def test_what_is_wrong_is_said_at_once(spark: SparkSession, broker: EmbeddedBroker) -> None:
     with pytest.raises(PySparkException) as caught:
         read(spark, broker, subscribe="a", assign='{"a":[0]}', startingOfsets="earliest", minPartitions=0)
@@ -137,6 +139,7 @@ def test_what_is_wrong_is_said_at_once(spark: SparkSession, broker: EmbeddedBrok
         read(spark, broker, subscribe="no-such-topic").count()
 
 
+@pytest.mark.gate(0)
 def test_records_that_are_gone(spark: SparkSession, broker: EmbeddedBroker, topic: str) -> None:
     fill(broker, topic, 10)
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:

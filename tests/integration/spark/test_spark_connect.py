@@ -10,7 +10,7 @@ from tallystick.admin.topics import NewTopic
 from tallystick.spark.runtime.java import find_java_home
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.gate(0), pytest.mark.server]
 
 # A process of its own: one that has a classic session cannot have another kind.
 CLIENT = """

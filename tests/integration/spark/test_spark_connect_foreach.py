@@ -14,7 +14,7 @@ from tallystick.admin.topics import NewTopic
 from tallystick.spark.runtime.java import find_java_home
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gate(0), pytest.mark.server, pytest.mark.timeout(600)]
 
 ROWS = 60
 

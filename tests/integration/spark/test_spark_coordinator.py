@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.server]
 MODES = ("2pc", "keep", "resume")
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_batch_after_batch(query: Query, mode: str) -> None:
     """[SPK-21] In each mode; begin, tasks and commit in processes of their own, as under Spark."""
@@ -45,6 +46,7 @@ def test_batch_after_batch(query: Query, mode: str) -> None:
     assert commits.commit(skipped) is None
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_workers_that_are_reused_initialise_their_next_ids(
     query: Query, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -81,6 +83,7 @@ def test_a_worker_of_a_lost_lease_writes_under_the_id_it_had_initialised_and_giv
     assert query.committed() == 11 + 11 + 11  # with a marker each; the late rows are aborted
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_what_was_decided_is_completed_by_the_next_driver(query: Query, mode: str) -> None:
     """[SPK-21] [SPK-23] In 2pc and keep as another incarnation of each id (KIP-939), in resume by EndTxn."""
@@ -207,6 +210,7 @@ def test_a_driver_that_was_replaced_looks_before_it_claims(query: Query) -> None
     assert live.commit(votes) is not None
 
 
+@pytest.mark.gate(0)
 def test_a_decision_that_the_cluster_aborted_is_reported_until_it_is_accepted(query: Query) -> None:
     """The timeout hole without two-phase commit: never hidden, and never repaired in silence."""
     query.modes, query.timeout_ms = ("resume",), 1_000

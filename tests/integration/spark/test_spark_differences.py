@@ -32,7 +32,7 @@ from tallystick.admin.topics import NewTopic
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.gate(0),
     pytest.mark.server,
     pytest.mark.kafka,
     pytest.mark.usefixtures("spark_kafka_jars"),

@@ -79,6 +79,7 @@ def place(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, far: FarP
     return FarPlace(spark, broker, tmp_path, far)
 
 
+@pytest.mark.gate(0)
 def test_a_new_query_is_refused_before_it_fences_the_owner_of_the_prefix(place: FarPlace) -> None:
     place.add(0)
     place.run()
@@ -92,6 +93,7 @@ def test_a_new_query_is_refused_before_it_fences_the_owner_of_the_prefix(place: 
     assert place.ids().items() >= before.items()
 
 
+@pytest.mark.gate(0)
 def test_a_batch_whose_decision_is_elsewhere_is_not_written_again(place: FarPlace) -> None:
     """[SPK-29] By the note in the checkpoint, batch 0 too."""
     place.add(0)
@@ -103,6 +105,7 @@ def test_a_batch_whose_decision_is_elsewhere_is_not_written_again(place: FarPlac
     assert place.written() == rows_of(0)
 
 
+@pytest.mark.gate(0)
 def test_a_deleted_checkpoint_is_resumed(place: FarPlace) -> None:
     """[SPK-3] [SPK-27] The source keeps its start, the sink reads it, and the end of every batch."""
     records = FarRecords(place)
@@ -126,6 +129,7 @@ class FarRecords(Records):
         return {**super().resuming(), "checkpointLocation": str(self.place.checkpoint)}
 
 
+@pytest.mark.gate(0)
 def test_foreach_batch_resumes_as_well(place: FarPlace) -> None:
     """[SPK-27] In the driver's own Python, which reads the notes itself."""
     records = FarRecords(place)

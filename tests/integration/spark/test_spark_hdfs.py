@@ -14,7 +14,7 @@ from tallystick import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gate(0), pytest.mark.server, pytest.mark.timeout(600)]
 
 ROWS = 40
 

@@ -126,6 +126,7 @@ IN_TOPIC = (other_topic, other_prefix, topic_deleted, topic_made_again, database
 IN_DATABASE = (other_prefix, other_database, database_taken_away)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("change", "in_database"),
     [*((each, False) for each in IN_TOPIC), *((each, True) for each in IN_DATABASE)],

@@ -226,6 +226,7 @@ def test_the_data_source_writes_topic_and_table(place: Place, capsys: pytest.Cap
     assert "batch 2 of query" in capsys.readouterr().out
 
 
+@pytest.mark.gate(0)
 def test_the_data_source_writes_a_table_alone_and_no_row_where_it_is_null(place: Place) -> None:
     place.add(0)
     row = "IF(id LIKE '%-3', NULL, named_struct('id', id, 'batch', batch)) AS row"
@@ -235,6 +236,7 @@ def test_the_data_source_writes_a_table_alone_and_no_row_where_it_is_null(place:
     assert place.written() == Counter()
 
 
+@pytest.mark.gate(0)
 def test_the_data_source_replaces_rows_by_key_and_adds_columns(place: Place) -> None:
     place.add(0)
     row = "struct(split_part(id, '-', 2) AS id, batch, 'new' AS more) AS row"
@@ -248,6 +250,7 @@ def test_the_data_source_replaces_rows_by_key_and_adds_columns(place: Place) -> 
     assert rows == {str(n): (int(n < 3), "new") for n in range(ROWS)}
 
 
+@pytest.mark.gate(0)
 def test_a_batch_write_of_no_rows_is_decided(place: Place) -> None:
     """Spark runs no task for a frame without partitions, so the driver votes."""
     rows = place.spark.createDataFrame([], "value string, row struct<id: string, batch: int>")
@@ -258,6 +261,7 @@ def test_a_batch_write_of_no_rows_is_decided(place: Place) -> None:
     assert place.written() == Counter()
 
 
+@pytest.mark.gate(0)
 def test_a_batch_write_into_topic_and_table_is_repeated_by_its_name(place: Place) -> None:
     """[SPK-22] The same rows under the same `write.id` write nothing, others are refused."""
 
@@ -275,6 +279,7 @@ def test_a_batch_write_into_topic_and_table_is_repeated_by_its_name(place: Place
     place.check(5)
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("kind", [FarPlace, FarIcebergPlace])
 def test_topic_and_table_in_an_object_store(
     spark: SparkSession,
@@ -362,6 +367,7 @@ def test_topic_and_iceberg_table_together(
     place.check(0, 1, 2)
 
 
+@pytest.mark.gate(0)
 def test_a_task_that_fails_is_tried_again_and_its_files_are_removed(place: Place) -> None:
     """[LAK-4] Its first attempt has written half of its rows when it raises."""
     place.add(0)
@@ -382,6 +388,7 @@ def test_a_task_that_fails_is_tried_again_and_its_files_are_removed(place: Place
     place.check(0)
 
 
+@pytest.mark.gate(0)
 def test_a_replayed_batch_with_other_rows_stops_the_query(place: Place) -> None:
     """[SPK-22]"""
     place.add(0)
@@ -392,6 +399,7 @@ def test_a_replayed_batch_with_other_rows_stops_the_query(place: Place) -> None:
     place.check(0)
 
 
+@pytest.mark.gate(0)
 def test_columns_that_do_not_fit_are_refused_before_anything_is_written(place: Place) -> None:
     place.add(0)
     sinks = (
@@ -412,6 +420,7 @@ def test_columns_that_do_not_fit_are_refused_before_anything_is_written(place: P
     place.check(0)
 
 
+@pytest.mark.gate(0)
 def test_a_name_that_is_no_delta_table_is_refused(place: Place) -> None:
     """With a Delta table: test_spark_versions.py, beside the library of Delta that makes it."""
     place.add(0)
@@ -424,6 +433,7 @@ def test_a_name_that_is_no_delta_table_is_refused(place: Place) -> None:
     assert place.written() == Counter()
 
 
+@pytest.mark.gate(0)
 def test_columns_are_added_if_asked(place: Place) -> None:
     place.add(0)
     place.run()
@@ -435,6 +445,7 @@ def test_columns_are_added_if_asked(place: Place) -> None:
     assert numbers == {(0, None), *((1, row) for row in range(ROWS))}
 
 
+@pytest.mark.gate(0)
 def test_a_table_alone_and_a_batch_without_rows(place: Place) -> None:
     place.add(0)
     place.add(1, rows=0)
@@ -443,6 +454,7 @@ def test_a_table_alone_and_a_batch_without_rows(place: Place) -> None:
     assert Counter(row["batch"] for row in place.rows()) == {0: ROWS, 2: ROWS}
 
 
+@pytest.mark.gate(0)
 def test_a_column_of_maps(place: Place) -> None:
     """[SPK-22] Spark hashes no map; a batch that was decided is known again by the entries."""
     kind = pa.map_(pa.string(), pa.int32())
@@ -457,6 +469,7 @@ def test_a_column_of_maps(place: Place) -> None:
     assert len(rows) == ROWS
 
 
+@pytest.mark.gate(0)
 def test_rows_with_the_same_keys_are_replaced(place: Place) -> None:
     """[LAK-1] [LAK-4] In the commit that decides; two rows of a batch with one key are refused before it."""
     url = f"delta:{place.folder / 'latest'}"
@@ -548,6 +561,7 @@ def test_decided_and_not_completed_the_next_start_or_resolve_completes_it(
     assert resolve_rows(prefix, place.client, place.url).decision is None
 
 
+@pytest.mark.gate(0)
 def test_orphans_are_shown_and_then_removed(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     """[LAK-3] A failed batch whose files could not be removed, by name: another claim has followed it."""
     place.add(0)
@@ -570,6 +584,7 @@ def test_orphans_are_shown_and_then_removed(place: Place, capsys: pytest.Capture
     place.check(0, 1)
 
 
+@pytest.mark.gate(0)
 def test_a_pipeline_with_a_lake_table(place: Place) -> None:
     """[PIP-1] As a TOML file defines it: once, and again with what came since."""
     servers = place.client["bootstrap.servers"]

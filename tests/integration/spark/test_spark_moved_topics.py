@@ -85,6 +85,7 @@ LOSS_ALLOWED = pytest.mark.parametrize("strict", [True, False], ids=["strict", "
 BY = pytest.mark.parametrize("by", ["subscribe", "subscribePattern"])
 
 
+@pytest.mark.gate(1)
 @BY
 @LOSS_ALLOWED
 def test_a_topic_that_some_answers_lack_is_asked_for_again(
@@ -99,6 +100,7 @@ def test_a_topic_that_some_answers_lack_is_asked_for_again(
     assert query.pauses
 
 
+@pytest.mark.gate(1)
 @BY
 def test_what_stays_away_stops_a_query_before_anything_is_logged(
     broker: EmbeddedBroker, topic: str, proxy: MetadataProxy, by: str
@@ -118,6 +120,7 @@ def test_what_stays_away_stops_a_query_before_anything_is_logged(
     assert query.run() == 1
 
 
+@pytest.mark.gate(1)
 @BY
 def test_what_stays_away_goes_on_where_it_was(
     broker: EmbeddedBroker, topic: str, proxy: MetadataProxy, by: str, caplog: pytest.LogCaptureFixture
@@ -177,6 +180,7 @@ def test_a_task_does_not_read_another_topic_than_it_was_planned_for(
         assert query.read(tasks) == 0
 
 
+@pytest.mark.gate(1)
 @LOSS_ALLOWED
 def test_a_batch_that_is_run_again_asks_for_the_topics(
     broker: EmbeddedBroker, admin: Admin, topic: str, strict: bool
@@ -199,6 +203,7 @@ def test_a_batch_that_is_run_again_asks_for_the_topics(
     assert pauses
 
 
+@pytest.mark.gate(1)
 @LOSS_ALLOWED
 def test_a_batch_that_is_run_again_asks_again_for_a_new_topic(
     broker: EmbeddedBroker, admin: Admin, topic: str, proxy: MetadataProxy, strict: bool

@@ -15,7 +15,7 @@ from tallystick.admin.topics import NewTopic
 from tallystick.spark.sink.driver.recovery import resolve
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.gate(0), pytest.mark.server]
 
 PARTITIONS = 2
 

@@ -13,7 +13,7 @@ from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
 from tallystick.testing import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.kafka]
+pytestmark = [pytest.mark.gate(0), pytest.mark.server, pytest.mark.kafka]
 
 OURS, SPARKS = "tallystick", "kafka"
 TOPIC, OTHER = "orders", "refunds"

@@ -111,6 +111,7 @@ def test_a_record_that_cannot_be_decoded_stops_the_query_which_names_it(place: P
     assert place.written() == []
 
 
+@pytest.mark.gate(0)
 def test_it_goes_to_a_topic_of_its_own_in_the_decision_of_its_batch(place: ProtobufPlace) -> None:
     place.send(FIRST, ONE)
     place.send_bytes(b"junk")
@@ -136,6 +137,7 @@ def test_it_goes_to_a_topic_of_its_own_in_the_decision_of_its_batch(place: Proto
     assert [(each.key, each.value) for each in committed_records(place.client, dead)] == [(b"raw", b"junk")]
 
 
+@pytest.mark.gate(0)
 def test_a_query_writes_what_confluents_deserializer_reads(place: ProtobufPlace) -> None:
     place.send(FIRST, ONE, TWO)
     place.register(NEXT)
@@ -214,6 +216,7 @@ value = "struct(id, cents)"
 """
 
 
+@pytest.mark.gate(0)
 def test_a_pipeline_reads_and_writes_messages_and_dead_letters_in_one_decision(
     spark: SparkSession, place: ProtobufPlace
 ) -> None:

@@ -37,6 +37,7 @@ def run_query(spark: SparkSession, broker: EmbeddedBroker, folder: Path) -> None
     )
 
 
+@pytest.mark.gate(0)
 def test_batches_transactions_and_replays_of_a_query(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def read_batch(broker: EmbeddedBroker, options: dict[str, str]) -> Outcome:
     return to_rows([{**row, "ms": round(row["timestamp"].timestamp() * 1000)} for row in rows])
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("seed", RECORDED_SEEDS)
 def test_a_batch(broker: EmbeddedBroker, recorded: dict[str, Outcome], seed: int) -> None:
     """[SPK-1] The rows of Spark's own connector, or a difference that docs/spark.md has."""

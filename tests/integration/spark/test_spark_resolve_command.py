@@ -58,7 +58,7 @@ def test_a_decided_batch_is_looked_at_then_finished_then_forgotten(query: Query)
     assert resolve(query, "--dry-run") == (0, [("no decision", "")])
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 def test_what_is_in_no_decision_is_aborted(query: Query) -> None:
     lease = query.station().begin()
     query.write(lease, 0)
@@ -70,7 +70,7 @@ def test_what_is_in_no_decision_is_aborted(query: Query) -> None:
     assert query.open_ids() == []
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("mode", ["2pc", "keep", "resume"])
 def test_without_a_mode_one_is_taken_that_the_cluster_offers_and_the_transactions_need(mode: str) -> None:
     """A query in a weaker mode is on a cluster that refuses two-phase commit."""
@@ -85,7 +85,7 @@ def test_without_a_mode_one_is_taken_that_the_cluster_offers_and_the_transaction
         query.close()
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "given",
     [
@@ -104,7 +104,7 @@ def test_it_is_told_one_place_to_look(query: Query, given: tuple[str, ...]) -> N
     assert "--prefix" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 def test_a_topic_of_decisions_that_does_not_exist_is_refused(query: Query) -> None:
     """[SPK-21] Under a mistyped name no decision would be found, and what is decided would be aborted."""
     query.decisions = "of.its.own"
@@ -119,7 +119,7 @@ def test_a_topic_of_decisions_that_does_not_exist_is_refused(query: Query) -> No
     assert query.committed() == 22
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("store", [(), ("--store", "sqlite://")])
 def test_what_is_for_a_lake_table_goes_with_one(query: Query, store: tuple[str, ...]) -> None:
     done = run(query, "--prefix", "p", *store, "--storage-option", "a=b")

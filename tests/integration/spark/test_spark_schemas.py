@@ -121,6 +121,7 @@ def test_values_of_confluents_serializer_are_columns(place: Place) -> None:
     assert [tuple(row) for row in found] == [("a", "a", 1, 0), ("b", "b", 2, 1), ("raw", None, None, 2)]
 
 
+@pytest.mark.gate(0)
 def test_the_readers_schema_decides_the_columns_of_every_writers_record(place: Place) -> None:
     place.send(schema(), ONE)
     place.send(schema(NOTE), {**TWO, "note": "x"})
@@ -133,6 +134,7 @@ def test_the_readers_schema_decides_the_columns_of_every_writers_record(place: P
     assert [tuple(row) for row in rows.collect()] == [(1, 7), (2, 7)]
 
 
+@pytest.mark.gate(0)
 def test_a_record_that_cannot_be_decoded_stops_the_query_which_names_it(place: Place) -> None:
     place.send(schema(), ONE)
     place.send_bytes(b'{"id": "json"}')
@@ -146,6 +148,7 @@ def test_a_record_that_cannot_be_decoded_stops_the_query_which_names_it(place: P
     assert place.written() == []
 
 
+@pytest.mark.gate(0)
 def test_it_becomes_a_null_with_its_bytes_and_the_reason(place: Place) -> None:
     place.send(schema(), ONE)
     place.send_bytes(b"junk", None, b"\0\0\0\0\x63junk")
@@ -159,6 +162,7 @@ def test_it_becomes_a_null_with_its_bytes_and_the_reason(place: Place) -> None:
     assert "schema 99" in rows[3].malformed.reason
 
 
+@pytest.mark.gate(0)
 def test_it_goes_to_a_topic_of_its_own_in_the_decision_of_its_batch(place: Place) -> None:
     place.send(schema(), ONE)
     place.send_bytes(b"junk")
@@ -183,6 +187,7 @@ def test_it_goes_to_a_topic_of_its_own_in_the_decision_of_its_batch(place: Place
     assert [(each.key, each.value) for each in committed_records(place.client, dead)] == [(b"raw", b"junk")]
 
 
+@pytest.mark.gate(0)
 def test_an_unavailable_registry_fails_the_query_and_spoils_no_record(place: Place) -> None:
     place.send(schema(), ONE)
     rows = place.read(onMalformed="null", schema_registry_max_retries="0", value_schema=schema())
@@ -200,6 +205,7 @@ def test_a_query_writes_what_confluents_deserializer_reads(place: Place) -> None
     assert place.written() == [{**ONE, "note": None}, {**TWO, "note": None}]
 
 
+@pytest.mark.gate(0)
 def test_a_query_goes_on_with_the_version_that_it_began_with(place: Place) -> None:
     """[SPK-30] A batch that was decided comes again, and has the bytes that it had."""
     first = place.registry.register(f"{place.target}-value", schema())
@@ -220,6 +226,7 @@ def test_a_query_goes_on_with_the_version_that_it_began_with(place: Place) -> No
     assert {int.from_bytes(value[1:5], "big") for value in values if value} == {first, second}
 
 
+@pytest.mark.gate(0)
 def test_nothing_is_registered_unasked(place: Place) -> None:
     place.send(schema(), ONE)
     with pytest.raises(
@@ -231,6 +238,7 @@ def test_nothing_is_registered_unasked(place: Place) -> None:
     assert place.written() == [ONE]
 
 
+@pytest.mark.gate(0)
 def test_columns_that_do_not_fit_stop_the_query_before_anything_is_written(place: Place) -> None:
     place.send(schema(), ONE)
     place.registry.register(f"{place.target}-value", schema())
@@ -243,6 +251,7 @@ def test_columns_that_do_not_fit_stop_the_query_before_anything_is_written(place
     assert place.written() == []
 
 
+@pytest.mark.gate(0)
 def test_a_row_that_does_not_fit_takes_back_its_batch(place: Place) -> None:
     place.send(schema(), ONE, TWO)
     place.registry.register(f"{place.target}-value", schema())
@@ -254,6 +263,7 @@ def test_a_row_that_does_not_fit_takes_back_its_batch(place: Place) -> None:
     assert place.written() == []
 
 
+@pytest.mark.gate(0)
 def test_a_batch_write_encodes_keys_and_values(place: Place) -> None:
     rows = place.spark.createDataFrame([("k", ("a", 1))], "key string, value struct<id:string,cents:int>")
     options = {"transactional.id.prefix": place.target, "topic": place.target}

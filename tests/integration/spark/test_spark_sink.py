@@ -100,6 +100,7 @@ def place(
 # --------------------------------------------------------------------------------- a batch write
 
 
+@pytest.mark.gate(0)
 def test_a_write_with_a_name_is_done_once(place: Place) -> None:
     frame = place.spark.range(100).selectExpr("cast(id as string) as value")
     for _ in range(2):
@@ -195,6 +196,7 @@ def test_a_batch_that_spark_forgot_is_skipped(place: Place) -> None:
     assert place.written() == rows_of(0, 1, 2)
 
 
+@pytest.mark.gate(0)
 def test_a_forgotten_batch_that_has_become_another_stops_the_query(place: Place) -> None:
     """[SPK-22] The skip rule must not eat rows."""
     place.add(0)
@@ -259,6 +261,7 @@ class Records:
         return {"resume.from.prefix": prefix, "checkpointLocation": f"file:{self.place.checkpoint}"}
 
 
+@pytest.mark.gate(0)
 def test_a_deleted_checkpoint_is_resumed(place: Place) -> None:
     """[SPK-27] Every row once, over two checkpoints that are gone; the first start has nothing to resume."""
     records = Records(place)
@@ -274,6 +277,7 @@ def test_a_deleted_checkpoint_is_resumed(place: Place) -> None:
     assert place.written() == rows_of(0, 1, 2, 3)
 
 
+@pytest.mark.gate(0)
 def test_a_query_that_resumes_may_die_in_its_first_batch(place: Place) -> None:
     """[SPK-3] [SPK-27] Decided, and Spark does not know: it begins the batch again where it began it."""
     records = Records(place)
@@ -287,6 +291,7 @@ def test_a_query_that_resumes_may_die_in_its_first_batch(place: Place) -> None:
     assert place.written() == rows_of(0, 1, 2)
 
 
+@pytest.mark.gate(0)
 def test_a_first_batch_begins_where_it_began(place: Place) -> None:
     """[SPK-3] `latest` is another place by the time that the batch comes again."""
     records = Records(place)
@@ -301,6 +306,7 @@ def test_a_first_batch_begins_where_it_began(place: Place) -> None:
     assert place.written() == rows_of(1, 2)
 
 
+@pytest.mark.gate(0)
 def test_what_begins_elsewhere_does_not_resume(place: Place) -> None:
     """[SPK-27] A source that is not told, one that begins at other offsets, a state that is gone."""
     records = Records(place)
@@ -321,6 +327,7 @@ def test_what_begins_elsewhere_does_not_resume(place: Place) -> None:
     assert place.written() == rows_of(0, 1)
 
 
+@pytest.mark.gate(0)
 def test_foreach_batch_resumes_as_well(place: Place) -> None:
     """[SPK-27] It is not told the checkpoint by Spark, so the options say it."""
     records = Records(place)
@@ -347,6 +354,7 @@ def hold_back(folder: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.R
     return rows
 
 
+@pytest.mark.gate(0)
 def test_what_a_query_that_is_stopped_in_a_batch_has_open_is_ended(place: Place) -> None:
     """No task has voted, and under two-phase commit no timeout would end their transactions.
 
@@ -385,6 +393,7 @@ def test_a_restart_completes_what_was_decided(place: Place) -> None:
     assert place.open_transactions() == []
 
 
+@pytest.mark.gate(0)
 def test_a_query_that_is_not_restarted_is_resolved(place: Place) -> None:
     """`tallystick transactions resolve --prefix`: look, complete, and give the prefix up."""
     decide_and_complete_nothing(place)

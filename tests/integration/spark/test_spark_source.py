@@ -110,6 +110,7 @@ def test_every_record_once_over_restarts(
     assert len(query.batches) == seen, "nothing new, no batch"
 
 
+@pytest.mark.gate(0)
 def test_nothing_undecided_and_nothing_aborted(
     spark: SparkSession, broker: EmbeddedBroker, topic: str, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_nothing_undecided_and_nothing_aborted(
     assert query.rows == [(0, at) for at in range(6, 11)]
 
 
+@pytest.mark.gate(0)
 def test_records_that_aged_out(
     spark: SparkSession, broker: EmbeddedBroker, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
@@ -146,6 +148,7 @@ def test_records_that_aged_out(
     assert lenient.rows == [(0, at) for at in range(8, 15)]
 
 
+@pytest.mark.gate(0)
 def test_a_topic_made_anew(
     spark: SparkSession, broker: EmbeddedBroker, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
@@ -163,6 +166,7 @@ def test_a_topic_made_anew(
         query.run()
 
 
+@pytest.mark.gate(0)
 def test_a_checkpoint_that_is_ahead_of_the_last_stable_offset(
     spark: SparkSession, broker: EmbeddedBroker, topic: str, tmp_path: Path
 ) -> None:

@@ -222,6 +222,7 @@ def test_a_staging_table_follows_its_target(engine: Engine) -> None:
 # ------------------------------------------------------------------------------ what is refused at the start
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize(
     ("sink", "problem"),
     [

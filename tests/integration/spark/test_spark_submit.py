@@ -19,7 +19,7 @@ from tallystick.admin.topics import NewTopic
 from tallystick.spark.runtime.java import find_java_home
 from tallystick.testing import EmbeddedBroker, SchemaRegistry
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.gate(0), pytest.mark.server, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[3]
 ROWS = 400

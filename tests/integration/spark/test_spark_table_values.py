@@ -166,6 +166,7 @@ def write(database: Database, ddl: str, rows: pa.RecordBatch, **options: Any) ->
         made.move(connection, ["a"], rows.num_rows)
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(("database", "cell"), CELLS, indirect=["database"])
 def test_values_are_the_same_for_the_driver_or_refused(database: Database, cell: Cell) -> None:
     column, kind, values, read, expected = cell

@@ -116,6 +116,7 @@ def place(
     return Place(spark, broker, tmp_path, name, url)
 
 
+@pytest.mark.gate(0)
 def test_topic_and_tables_together_and_a_repeated_batch_is_skipped(place: Place) -> None:
     """[SPK-22] [SPK-40]"""
     for batch in range(3):
@@ -131,6 +132,7 @@ def test_topic_and_tables_together_and_a_repeated_batch_is_skipped(place: Place)
 
 
 # Spark is started once more for the one that is killed: on PostgreSQL in the long form.
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("place", ["sqlite", "postgresql"] if LONG else ["sqlite"], indirect=True)
 def test_killed_between_the_decision_and_the_first_end(place: Place) -> None:
     """[SPK-40] [SPK-21] kill -9: the table has the batch, readers of the topic do not; then they do."""
@@ -160,6 +162,7 @@ def test_killed_between_the_decision_and_the_first_end(place: Place) -> None:
     assert resolve_rows(prefix, place.client, place.url).decision is None
 
 
+@pytest.mark.gate(0)
 def test_a_task_that_fails_is_tried_again_and_what_it_staged_is_not_moved(place: Place) -> None:
     """[SPK-41] Its first attempt has staged and sent half of its rows when it raises."""
     place.add(0)
@@ -180,6 +183,7 @@ def test_a_task_that_fails_is_tried_again_and_what_it_staged_is_not_moved(place:
     place.check(0)
 
 
+@pytest.mark.gate(0)
 def test_a_batch_that_fails_leaves_nothing(place: Place) -> None:
     """[SPK-40] Two rows of a batch with one key: the table refuses, and the topic gets nothing."""
     place.add(0)
@@ -262,6 +266,7 @@ def test_two_functions_under_one_prefix_are_refused(place: Place) -> None:
     assert two.count() == [ROWS, 0]
 
 
+@pytest.mark.gate(0)
 def test_expressions_and_state(place: Place) -> None:
     """Each sink its own rows and columns, of a stateful query; a batch without rows is a batch."""
     place.add(0)
@@ -287,6 +292,7 @@ def test_expressions_and_state(place: Place) -> None:
     assert place.select("SELECT DISTINCT batch FROM latest") == [(2,)]
 
 
+@pytest.mark.gate(1)
 def test_all_problems_of_expressions_at_once(place: Place) -> None:
     place.add(0)
     sinks = (
@@ -301,6 +307,7 @@ def test_all_problems_of_expressions_at_once(place: Place) -> None:
     assert "table every_row: column batch: [UNRESOLVED_ROUTINE]" in told
 
 
+@pytest.mark.gate(0)
 def test_headers_that_are_not_read_cost_nothing_and_change_no_hash(spark: SparkSession) -> None:
     """[SPK-22] A batch that was decided when its records had a column of null headers is still the same."""
     frame = spark.sql("SELECT string(id) AS word FROM range(5)")

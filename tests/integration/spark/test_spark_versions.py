@@ -27,7 +27,7 @@ from tallystick.admin import NewTopic
 from tallystick.spark.runtime.versions import SparkFeature, has_feature
 from tallystick.testing import EmbeddedBroker, SchemaRegistry, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gate(0), pytest.mark.server, pytest.mark.timeout(600)]
 
 ALL = (*VERSIONS, pyspark.__version__)
 PARTITIONS = 2

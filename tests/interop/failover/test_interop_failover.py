@@ -30,7 +30,7 @@ from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequ
 from tallystick.protocol.messages.txn.txn_offset_commit import TxnOffsetCommitRequest
 from tallystick.testing import eventually
 
-pytestmark = [pytest.mark.kafka, pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.server, pytest.mark.gate(0), pytest.mark.timeout(600)]
 
 LONG = "1" in (os.environ.get("TALLYSTICK_LONG"), os.environ.get("TALLYSTICK_INTEROP_KAFKA"))
 PARTITIONS: Final = 2

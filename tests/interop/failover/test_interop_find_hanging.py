@@ -17,7 +17,7 @@ from tallystick.cli.main import main
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import eventually
 
-pytestmark = [pytest.mark.kafka, pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.server, pytest.mark.gate(0), pytest.mark.timeout(600)]
 
 LONG = "1" in (os.environ.get("TALLYSTICK_LONG"), os.environ.get("TALLYSTICK_INTEROP_KAFKA"))
 VERIFYING = "transaction.partition.verification.enable"

@@ -31,7 +31,7 @@ PRINCIPALS = ["User:a", "User:b", "User:*"]
 HOSTS = ["1.1.1.1", "2.2.2.2", "*"]
 OPERATIONS = [each for each in AclOperation if each is not AclOperation.ANY]
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.gate(0), pytest.mark.kafka]
 
 
 class World:

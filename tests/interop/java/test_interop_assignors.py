@@ -21,7 +21,7 @@ GROUPS = int(os.environ.get("TALLYSTICK_ASSIGNOR_GROUPS", "60"))
 REBALANCES = 6
 ROUNDS_MAX = 10
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.gate(0), pytest.mark.kafka]
 
 
 Assign = Callable[[PartitionRacks, GroupSubscription], Assignment]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+pytestmark = pytest.mark.gate(0)
+
 RECORDS = 3000
 GROUP_PARTITIONS = 50
 

@@ -212,6 +212,7 @@ def test_console_producer_and_consumer(cluster: Any, java: Any) -> None:
     assert printed.splitlines() == ["a\tone", "b\ttwo", "c\tdrei"]
 
 
+@pytest.mark.gate(0)
 def test_producer_perf_test(cluster: Any, java: Any) -> None:
     topic = cluster.topic(3)
     load = ("--num-records", "20000", "--record-size", "100", "--throughput", "-1")

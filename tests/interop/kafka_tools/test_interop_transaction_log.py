@@ -131,6 +131,7 @@ def expected(stored: TxnEntry) -> dict[str, Any]:
     return fields
 
 
+@pytest.mark.gate(0)
 def test_dump_log_decodes_every_record(java: Any, segment: Path) -> None:
     printed = java.tool(
         "kafka-dump-log", "--files", str(segment), "--transaction-log-decoder", "--deep-iteration"

@@ -164,6 +164,7 @@ def hang(cluster: Any, topic: str, producer_id: int) -> int:
     return told[0].base_offset
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("how", ["start offset", "pair"])
 def test_a_hanging_transaction_is_found_and_aborted(
     cluster: Any, java: Any, unverified: Any, how: str

@@ -81,6 +81,7 @@ def write(bootstrap: str, count: int) -> None:
         assert producer.flush(30) == 0
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("level", LEVELS)
 def test_librdkafka_reads_past_emptied_segments(emptied: Emptied, level: str) -> None:
     settings = {"bootstrap.servers": emptied.bootstrap, "group.id": "r", "isolation.level": level}
@@ -131,6 +132,7 @@ def test_the_own_consumer_reads_past_emptied_segments(emptied: Emptied) -> None:
     assert found == emptied.values
 
 
+@pytest.mark.gate(0)
 def test_java_reads_past_emptied_segments(emptied: Emptied, java: Any) -> None:
     at = ("--bootstrap-server", emptied.bootstrap, "--topic", TOPIC)
     said = java.tool("kafka-console-consumer", *at, "--from-beginning", "--max-messages", "2")

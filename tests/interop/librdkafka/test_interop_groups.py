@@ -105,6 +105,7 @@ def steady_producer(bootstrap: str, topic: str) -> Iterator[list[str]]:
     assert failures.empty(), failures.get()
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_nothing_is_lost_when_members_join_leave_and_die(cluster: Any, strategy: str) -> None:
     topic, group = cluster.topic(PARTITIONS), cluster.fresh_name("group")

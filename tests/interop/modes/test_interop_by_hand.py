@@ -44,6 +44,7 @@ def run(node: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     return ran
 
 
+@pytest.mark.gate(0)
 def test_rights_are_granted_listed_and_taken_back(run: Run) -> None:
     """KIP-939 "ACL Changes": TWO_PHASE_COMMIT is an operation of its own on a transactional id."""
     grant = (

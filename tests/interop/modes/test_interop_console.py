@@ -44,6 +44,7 @@ def begin(node: Any, name: str) -> Producer:
     return producer
 
 
+@pytest.mark.gate(0)
 def test_histories_and_verdicts_on_apache_kafka(node: Any) -> None:
     with begin(node, "committed") as producer:
         producer.commit_transaction()

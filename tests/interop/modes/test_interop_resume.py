@@ -31,7 +31,7 @@ from tallystick.protocol.messages.txn.end_txn import EndTxnRequest
 from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tallystick.testing import eventually
 
-pytestmark = [pytest.mark.kafka, pytest.mark.server]
+pytestmark = [pytest.mark.gate(0), pytest.mark.kafka, pytest.mark.server]
 
 RESUME = {"tallystick.modes": "resume"}
 TWO_PHASE = {"transaction.two.phase.commit.enable": "true"}

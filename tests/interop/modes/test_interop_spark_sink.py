@@ -37,6 +37,7 @@ def query(bootstrap: str) -> Iterator[Query]:
     made.close()
 
 
+@pytest.mark.gate(0)
 def test_batch_after_batch(query: Query) -> None:
     """[SPK-21] And one that comes again is skipped."""
     begins, commits = query.station(), query.station()
@@ -81,6 +82,7 @@ def test_an_abort_ends_what_did_not_vote_as_well(query: Query) -> None:
     assert query.open_ids() == []
 
 
+@pytest.mark.gate(0)
 def test_the_timeout_hole_is_reported_until_it_is_accepted(query: Query) -> None:
     """A decided transaction that Kafka aborts by its clock is lost, and is said to be."""
     query.timeout_ms = 2_000

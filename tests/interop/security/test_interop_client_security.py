@@ -14,7 +14,7 @@ from tallystick.admin import Admin, NewTopic
 from tallystick.client.errors import AuthenticationFailed, TimedOut, TlsFailed, Unreachable
 from tallystick.testing import eventually
 
-pytestmark = [pytest.mark.kafka, pytest.mark.server]
+pytestmark = [pytest.mark.gate(0), pytest.mark.kafka, pytest.mark.server]
 
 MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 QUICK = {"retry.backoff.ms": 20, "reconnect.backoff.ms": 20}

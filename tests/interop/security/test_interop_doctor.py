@@ -10,7 +10,7 @@ from tallystick.admin import Admin, NewTopic
 from tallystick.cli.main import main
 from tallystick.client.blocking.producer import Producer
 
-pytestmark = [pytest.mark.kafka, pytest.mark.server]
+pytestmark = [pytest.mark.gate(0), pytest.mark.kafka, pytest.mark.server]
 
 
 def test_apache_kafka_is_diagnosed_and_an_open_transaction_goes_on(

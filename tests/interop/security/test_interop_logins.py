@@ -15,7 +15,7 @@ from tests.support.broker_with_logins import LOGINS, USERS, BrokerWithLogins, ru
 
 from tallystick.testing import eventually
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.gate(0), pytest.mark.server]
 
 ALLOWED_BY_JAVA = "org.apache.kafka.sasl.oauthbearer.allowed"
 every_login = pytest.mark.parametrize("login", LOGINS)

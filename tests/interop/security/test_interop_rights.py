@@ -38,7 +38,7 @@ from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.security.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from tallystick.testing import EmbeddedBroker, eventually
 
-pytestmark = [pytest.mark.kafka, pytest.mark.server]
+pytestmark = [pytest.mark.gate(0), pytest.mark.kafka, pytest.mark.server]
 
 PASSWORD = "secret"
 SETTINGS = {

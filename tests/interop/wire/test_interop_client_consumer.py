@@ -94,6 +94,7 @@ JAVA_NAMES = {
 }
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("strategy", sorted(JAVA_NAMES))
 @pytest.mark.parametrize("leader", ["java", "ours"])
 def test_a_group_with_javas_consumer_shares_its_topic(
@@ -136,6 +137,7 @@ def test_a_group_with_javas_consumer_shares_its_topic(
     run(test())
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
 def test_a_group_with_librdkafka_shares_its_topic(cluster: Any, strategy: str) -> None:
     topic, group = cluster.topic(PARTITIONS), cluster.fresh_name("mixed")

@@ -111,6 +111,7 @@ def test_the_table_has_every_file(directories: dict[str, Path]) -> None:
         assert any((directory / name).exists() for directory in directories.values()), name
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("row", FILES)
 @on_a_loop
 async def test_a_start_does_what_the_table_says(

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tallystick.client.aio.producer import build_columns
 from tallystick.client.errors import Closed, IllegalState, TooLarge, UnknownTopic
 from tallystick.client.producer.batches.accumulator import (
     AccumulatorEnv,
@@ -19,6 +18,7 @@ from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery
 from tallystick.client.producer.batches.partitioner import hash_key_to_partition
 from tallystick.client.producer.batches.producer_batch import SealedBatch
 from tallystick.client.producer.batches.rows import ListRows
+from tallystick.client.producer.columns import build_columns
 from tallystick.kernel.errors import Effect
 
 

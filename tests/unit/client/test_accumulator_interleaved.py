@@ -148,7 +148,7 @@ def settle(batches: list[SealedBatch]) -> None:
         batch.outcome.complete()
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("begun", [False, True], ids=["an unopened batch", "an open batch"])
 def test_a_record_on_its_way_to_a_queue_that_is_cut_off_is_in_a_batch(begun: bool) -> None:
     count = 0
@@ -162,7 +162,7 @@ def test_a_record_on_its_way_to_a_queue_that_is_cut_off_is_in_a_batch(begun: boo
     assert count > 300
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("begun", [False, True], ids=["an unopened batch", "an open batch"])
 def test_a_record_on_its_way_to_a_gate_that_closes_is_sealed_or_refused(begun: bool) -> None:
     """[CLI-25] Whatever was taken before is in a sealed batch when `close_gate` returns, or is refused."""

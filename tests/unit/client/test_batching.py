@@ -52,8 +52,8 @@ def _expected(
     return encode_batch(list(rows.iter_records()), meta)
 
 
+@pytest.mark.gate(1)
 @given(columns(), st.sampled_from(Codec), st.booleans(), st.booleans())
-@pytest.mark.slow
 def test_batches_are_those_of_encode_batch(
     rows: ListRows, codec: Codec, idempotent: bool, transactional: bool
 ) -> None:
@@ -64,7 +64,7 @@ def test_batches_are_those_of_encode_batch(
     assert made == _expected(rows, codec, who, sequence, transactional)
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @given(st.integers(1, 20_000), st.integers(0, 300), st.lists(st.integers(0, 8191), max_size=3))
 @example(8193, 100, [0, 63, 64, 8191])
 @example(64, 0, [])
@@ -83,7 +83,7 @@ def test_large_batches_cross_every_length_of_a_varint(n: int, size: int, deltas:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 @given(columns(), st.integers(0, 3000))
 def test_cutting_keeps_every_record_and_stays_within_the_room(rows: ListRows, room: int) -> None:
     pieces = list(split_rows(rows, room))
@@ -95,7 +95,7 @@ def test_cutting_keeps_every_record_and_stays_within_the_room(rows: ListRows, ro
         assert len(piece.encode_section()) <= size
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 @given(columns(), st.data())
 def test_times_of_a_part_are_those_of_the_whole(rows: ListRows, data: st.DataObject) -> None:
     begin = data.draw(st.integers(0, rows.count - 1))

@@ -306,7 +306,7 @@ class Writer:
 EVENTS = ("ok", "lost answer", "lost request", "refused", "failed", "restart")
 
 
-@pytest.mark.slow
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("first", EVENTS)
 def test_what_small_numbers_of_batches_end_as_is_true(first: str) -> None:
     """[CLI-21] [CLI-23] Every fate of up to five attempts, of up to three batches outstanding together.

@@ -65,7 +65,7 @@ def test_failures_of_one_kind_are_one_sentence() -> None:
     assert len(many) == SENTENCES_MAX + 1
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 def test_the_collector_loads_nothing_of_spark_or_arrow() -> None:
     """A console runs where none of them is installed."""
     code = (

@@ -84,6 +84,7 @@ def list_texts(value: Any) -> Iterator[str]:
             yield value
 
 
+@pytest.mark.gate(10)
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("path", [*LISTS, *OF_ONE])
 def test_a_name_adds_no_markup_and_each_character_of_it_is_seen(path: str, name: str) -> None:

@@ -105,7 +105,7 @@ def failures(store: type[OwnStore], folder: Path) -> Iterable[str]:
                 desk.close()
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("broken", "caught_by"),
     [

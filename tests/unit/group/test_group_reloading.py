@@ -260,6 +260,7 @@ def compare(world: World) -> None:
     assert live == {name: durable_view(group) for name, group in table.groups.items()}
 
 
+@pytest.mark.gate(1)
 @settings(deadline=None, max_examples=examples(quick=10, gate=80, full=400))
 @given(EVENTS)
 def test_after_any_loss_what_serves_is_what_the_log_says(events: list[object]) -> None:

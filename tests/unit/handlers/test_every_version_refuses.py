@@ -18,9 +18,9 @@ VERSIONS = [
 ]
 
 
+@pytest.mark.gate(19)
 @pytest.mark.parametrize(("key", "version"), VERSIONS, ids=lambda part: getattr(part, "name", str(part)))
 @on_a_loop
-@pytest.mark.slow
 async def test_a_sender_without_rights_has_an_answer_in_every_version(key: ApiKey, version: int) -> None:
     async with memory_broker() as memory:
         memory.deny(*EVERYTHING)

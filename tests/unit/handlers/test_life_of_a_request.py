@@ -61,9 +61,9 @@ def start(memory: MemoryBroker, api: ApiKey, host: str = "10.0.0.1") -> "asyncio
     return asyncio.ensure_future(answer)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("api", [ApiKey.DESCRIBE_GROUPS, ApiKey.OFFSET_FETCH, ApiKey.DELETE_GROUPS])
 @on_a_loop
-@pytest.mark.slow
 async def test_it_counts_until_it_is_answered_and_one_of_a_host_is_worked_on(api: ApiKey) -> None:
     async with memory_broker() as memory:
         account = memory.broker.request_memory

@@ -96,7 +96,7 @@ LONG = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("api", "handler", "shape"), LONG, ids=lambda v: getattr(v, "name", None))
 @on_a_loop
 async def test_others_have_the_loop_between_a_few_entries(api: ApiKey, handler: Any, shape: Shape) -> None:
@@ -126,9 +126,9 @@ PARTITIONS_ANSWERED = [
 ]
 
 
+@pytest.mark.gate(5)
 @pytest.mark.parametrize(("api", "shape"), PARTITIONS_ANSWERED, ids=lambda v: getattr(v, "name", str(v)))
 @on_a_loop
-@pytest.mark.slow
 async def test_others_have_the_loop_while_partitions_are_looked_up_and_answered(
     api: ApiKey, shape: Shape
 ) -> None:
@@ -197,7 +197,7 @@ async def test_the_last_update_of_a_feature_counts(levels: tuple[int, int], code
         assert [result.feature for result in answer.results] == ([] if code else [TRANSACTION_VERSION])
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 def test_the_largest_legal_request_is_decoded_and_one_with_another_entry_is_not() -> None:
     spec = HANDLERS[ApiKey.CREATE_TOPICS].spec
     version = spec.max_version

@@ -20,7 +20,7 @@ print([name for name in sys.modules if name.startswith(("opentelemetry", "tallys
 """
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 def test_nothing_of_opentelemetry_is_loaded_until_it_is_switched_on() -> None:
     child = subprocess.run(
         [sys.executable, "-c", USE_EVERYTHING], capture_output=True, text=True, timeout=120, check=True

@@ -187,7 +187,7 @@ BOMBS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("codec", "make"), BOMBS)
 def test_a_bomb_costs_no_more_than_the_bound(codec: Codec, make: Callable[[], bytes]) -> None:
     """[REC-4] 200 MiB of zeros, against a small bound and against the ordinary one."""

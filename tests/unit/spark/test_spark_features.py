@@ -80,7 +80,7 @@ print("loaded")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 def test_foreach_batch_needs_no_python_data_sources() -> None:
     """PySpark 3.5 has none."""
     done = subprocess.run(

@@ -111,6 +111,7 @@ def test_without_the_token_no_more_than_its_line_is_read(address: FilesAddress) 
         assert connection.recv(1) == b""
 
 
+@pytest.mark.gate(0)
 def test_connections_are_bounded(
     address: FilesAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -504,7 +504,7 @@ def one_pair_for_all() -> Disk:
 STORIES = [committed_and_aborted, kept_and_taken_over, epochs_used_up, one_pair_for_all]
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("story", STORIES)
 def test_whatever_is_left_of_the_logs_is_put_right_or_said(story: Story) -> None:
     """[TXN-12] None ends otherwise than it did; none is left open that nobody knows and nobody lists."""
@@ -527,7 +527,7 @@ def test_whatever_is_left_of_the_logs_is_put_right_or_said(story: Story) -> None
     assert met < combinations
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("story", STORIES)
 def test_the_next_transaction_ends_nothing_that_hangs(story: Story) -> None:
     """Its data must not join what is open: one marker would end both."""
@@ -542,7 +542,7 @@ def test_the_next_transaction_ends_nothing_that_hangs(story: Story) -> None:
             assert {(at, pair) for pair in log.open_pairs()} == {(a, pair) for a, pair in listed if a == at}
 
 
-@pytest.mark.slow
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("story", STORIES)
 def test_to_start_again_finds_nothing_new(story: Story) -> None:
     """What was put right stays right; what hangs is listed at every start."""

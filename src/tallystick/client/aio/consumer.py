@@ -1,93 +1,106 @@
-"""Asynchronous consumer, `tallystick.aio.Consumer`: reads alone or in a group, on the caller's own loop."""
+"""Asynchronous consumer, `tallystick.aio.Consumer`: reads alone or in a group, on the caller's own loop.
 
-import asyncio
-import logging
+It is written once. The blocking one is generated from it, and differs in its runner: what runs a call.
+"""
+
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast
+from typing import TYPE_CHECKING, Final, Generic, Self
 from uuid import UUID
 
-from tallystick.client import tracing
+from tallystick.client.aio.consumer_runner import AsyncConsumerRunner, CommitCallback, to_ms
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.consumer.deserializers import (
-    build_record_deserializer,
-    find_first_offsets,
-    refuse_columns,
-)
-from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.consumer.rebalance import RebalanceListener
-from tallystick.client.errors import ClientError
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, Offsets
 from tallystick.client.serializers import K, V
-from tallystick.client.settings.config import ConsumerConfig
 from tallystick.kernel.ids import TopicPartition
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-_log = logging.getLogger("tallystick.consumer")
-
 CLOSE_TIMEOUT_S: Final = 30.0
-# An endless `async for` checks this often whether it has to end.
+# An endless loop over the records checks this often whether it has to end.
 _POLL_INTERVAL_S: Final = 1.0
+
+Partitions = frozenset[TopicPartition]
 
 
 class Consumer(Generic[K, V]):
-    """Reads records. Made, used and closed on one loop; one task at a time, except for `wakeup`.
+    """Reads records, alone (`assign`) or with a group (`subscribe`).
 
-    `tallystick.Consumer` documents the methods; here those that wait are awaited. Deserializers run on the
-    loop; records with a schema id that is new in their topic are deserialized in a thread, where it may wait.
+        async with Consumer({"bootstrap.servers": "localhost:9092", "group.id": "billing"}) as consumer:
+            consumer.subscribe(["orders"])
+            async for record in consumer:
+                ...
+
+    With `key.deserializer` or `value.deserializer`, functions as confluent-kafka has them, records have the
+    objects that they return: `Consumer[str, Order]({...})` to a type checker. They run
+    on the loop, or in a thread while they may wait for a schema.
+
+    Life cycle: made, used, closed; `async with` closes it. It does not survive a fork: the child opens its
+    own. It belongs to one loop, and to one task at a time; any may call `wakeup`.
     """
 
     def __init__(self, config: Mapping[str, object]) -> None:
-        """Read the configuration, without connecting. Raises: BadConfig with all problems."""
-        self.config = ConsumerConfig.parse(config)
-        for note in self.config.notes:
-            _log.warning("%s", note)
-        self._engine = ConsumerEngine(self.config)
-        tracing.CONSUMERS[self] = self.config.client.client_id
-        self._deserializer = build_record_deserializer(self.config.functions)
+        """Read the configuration, without connecting.
+
+        Args:
+            config: Kafka's dotted names and their values, as texts, numbers or booleans: docs/config.md.
+        Raises: BadConfig with all problems at once.
+        """
+        self._runner: AsyncConsumerRunner[K, V] = AsyncConsumerRunner(config)
+        self.config = self._runner.config
 
     # ------------------------------------------------------------------------ subscription
 
     def subscribe(
         self, topics: Iterable[str] | re.Pattern[str], listener: RebalanceListener | None = None
     ) -> None:
-        """Share these topics with the group."""
-        self._engine.subscribe(topics, listener)
+        """Share these topics with the group; the partitions are assigned while polling.
+
+        Args:
+            topics: names; or a pattern, matched against the whole name of every topic, now and later.
+        Raises: IllegalState without `group.id` or after `assign`.
+        """
+        self._runner.subscribe(topics, listener)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions, outside of group management."""
-        self._engine.assign(partitions)
+        """Read exactly these partitions, outside of group management. Known positions are kept.
+
+        Raises: IllegalState while subscribed.
+        """
+        wanted = list(partitions)
+        self._runner.call("assign", lambda engine: engine.assign(wanted))
 
     async def unsubscribe(self) -> None:
-        """Stop reading and leave the group."""
-        await self._engine.unsubscribe()
+        """Stop reading and leave the group. Callbacks run; positions are not committed."""
+        await self._runner.run("unsubscribe", None, lambda engine: engine.unsubscribe())
 
     @property
-    def assignment(self) -> frozenset[TopicPartition]:
+    def assignment(self) -> Partitions:
         """Partitions that are read."""
-        return self._engine.assignment
+        return self._runner.call("assignment", lambda engine: engine.assignment)
 
     @property
     def subscription(self) -> frozenset[str]:
         """Topics that are shared with the group."""
-        return self._engine.subscription
+        return self._runner.call("subscription", lambda engine: engine.subscription)
 
     @property
-    def paused(self) -> frozenset[TopicPartition]:
+    def paused(self) -> Partitions:
         """Partitions of which no records are returned for now."""
-        return self._engine.positions.paused
+        return self._runner.call("paused", lambda engine: engine.positions.paused)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return no records of these partitions until `resume`."""
-        self._engine.positions.pause(partitions)
+        """Return no records of these partitions until `resume`; fetched data is kept."""
+        wanted = list(partitions)
+        self._runner.call("pause", lambda engine: engine.positions.pause(wanted))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Return records of these partitions again."""
-        self._engine.positions.resume(partitions)
+        wanted = list(partitions)
+        self._runner.call("resume", lambda engine: engine.positions.resume(wanted))
 
     # --------------------------------------------------------------------------- positions
 
@@ -100,87 +113,125 @@ class Consumer(Generic[K, V]):
         until: int | None = None,
         topic_id: UUID | None = None,
     ) -> None:
-        """Continue with the record at `offset`, or the first one after it."""
-        self._engine.positions.seek(partition, offset, leader_epoch, until=until, topic_id=topic_id)
+        """Continue with the record at `offset`, or the first one after it.
 
-    def go_back(self, partition: TopicPartition, offset: int) -> None:
-        """Return records from `offset` on again; records returned before it may still be committed."""
-        self._engine.positions.go_back(partition, offset)
+        Args:
+            until: fetch nothing from this offset on. Records fetched together with earlier ones are returned.
+            topic_id: the topic that the offset is in. If another one has its name, `poll` raises
+                TopicRecreated, whatever `auto.offset.reset` says.
+        Raises: IllegalState for a partition that is not assigned.
+        """
+        self._runner.call(
+            "seek",
+            lambda engine: engine.positions.seek(
+                partition, offset, leader_epoch, until=until, topic_id=topic_id
+            ),
+        )
 
     def rewind(self) -> None:
-        """From the next `poll` on, return records again that were returned and never committed."""
-        self._engine.positions.rewind()
+        """From the next `poll` on, return records again that were returned and never committed.
+
+        These are the records returned since the last `commit` or `note_committed`, or else since reading
+        began here or the last `seek`. Positions stay until then: records the caller still holds may be
+        processed again, and committed. A dual write that fails calls it for the consumer of its
+        `send_offsets`.
+        """
+        self._runner.call("rewind", lambda engine: engine.positions.rewind())
 
     def note_committed(self, offsets: Offsets) -> None:
-        """Record offsets that a transaction committed for the group, for `rewind` to stop at."""
-        self._engine.positions.note_committed(offsets)
+        """Record offsets that a transaction committed for the group: `rewind` does not go back before them.
+
+        For programs that call `Producer.send_offsets_to_transaction`; `commit` and dual writes note it.
+        """
+        self._runner.call("note_committed", lambda engine: engine.positions.note_committed(offsets))
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:
         """Seek to the first available record; in all assigned partitions if none are given."""
-        self._engine.positions.seek_to_beginning(partitions)
+        wanted = list(partitions)
+        self._runner.call("seek_to_beginning", lambda engine: engine.positions.seek_to_beginning(wanted))
 
     def seek_to_end(self, partitions: Iterable[TopicPartition] = ()) -> None:
-        """Seek past the last record."""
-        self._engine.positions.seek_to_end(partitions)
+        """Seek past the last record; under `read_committed`, to the last stable offset."""
+        wanted = list(partitions)
+        self._runner.call("seek_to_end", lambda engine: engine.positions.seek_to_end(wanted))
 
     def pin(self, partitions: Iterable[TopicPartition]) -> None:
-        """Raise PositionUnknown for a position outside the log, whatever `auto.offset.reset` says."""
-        self._engine.positions.pin(partitions)
+        """Raise PositionUnknown for a position outside the log, whatever `auto.offset.reset` says.
+
+        The error is raised by `poll`; this holds until the partition is assigned anew. For programs that
+        store positions elsewhere, and for which deleted records are a loss.
+        """
+        wanted = list(partitions)
+        self._runner.call("pin", lambda engine: engine.positions.pin(wanted))
 
     def read_committed(self) -> None:
-        """Read committed records only from now on."""
-        self._engine.read_committed()
+        """Read committed records only, as with `isolation.level`; call it before anything is read."""
+        self._runner.call("read_committed", lambda engine: engine.read_committed())
 
     async def position(self, partition: TopicPartition, timeout_s: float | None = None) -> int:
-        """Return the offset of the next record that `poll` would return."""
-        return await self._engine.positions.position(partition, to_ms(timeout_s))
+        """Return the offset of the next record `poll` would return. Raises: TimedOut, PositionUnknown."""
+        return await self._runner.run(
+            "position", timeout_s, lambda engine: engine.positions.position(partition, to_ms(timeout_s))
+        )
 
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
-        """Return the log start offset of each partition."""
-        return await self._engine.log_offsets.beginning_offsets(partitions, to_ms(timeout_s))
+        """Return the log start offset of each partition. Raises: TimedOut, BrokerRefused."""
+        wanted = list(partitions)
+        return await self._runner.run(
+            "beginning_offsets",
+            timeout_s,
+            lambda engine: engine.log_offsets.beginning_offsets(wanted, to_ms(timeout_s)),
+        )
 
     async def end_offsets(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
-        """Return the end of each log under this consumer's isolation level."""
-        return await self._engine.log_offsets.end_offsets(partitions, to_ms(timeout_s))
+        """Return the high watermark of each partition; under `read_committed`, the last stable offset."""
+        wanted = list(partitions)
+        return await self._runner.run(
+            "end_offsets",
+            timeout_s,
+            lambda engine: engine.log_offsets.end_offsets(wanted, to_ms(timeout_s)),
+        )
 
     async def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int], timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first record of each time or later."""
-        return await self._engine.log_offsets.offsets_for_times(times_ms, to_ms(timeout_s))
+        """Return the first record of each time (milliseconds since the epoch) or later; None for none."""
+        wanted = dict(times_ms)
+        return await self._runner.run(
+            "offsets_for_times",
+            timeout_s,
+            lambda engine: engine.log_offsets.offsets_for_times(wanted, to_ms(timeout_s)),
+        )
 
     # ------------------------------------------------------------------------------ reading
 
     async def poll(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord[K, V]]:
-        """Return records as soon as there are any; an empty list after `timeout_s`."""
-        poll = self._engine.poll(int(timeout_s * 1000), most)
-        tracer, config = tracing.tracer, self.config
-        if tracer is not None:
-            poll = tracer.trace_poll(config.client.client_id, config.group_id, poll)
-        records = await poll
-        if self._deserializer is None or not records:
-            return cast("list[ConsumerRecord[K, V]]", records)
-        try:
-            if self._deserializer.has_first_use(records):
-                result = await asyncio.to_thread(self._deserializer.deserialize, records)
-            else:
-                result = self._deserializer.deserialize(records)
-        except BaseException:  # cancelled: none of them was returned
-            go_back(self, find_first_offsets(records))
-            raise
-        go_back(self, result.first_offsets)
-        if result.failure is not None and not result.records:
-            raise result.failure
-        return result.records
+        """Return records as soon as there are any; an empty list after `timeout_s`.
+
+        Callbacks of a rebalance run in this call. Polling again declares the records returned before as
+        processed: with `enable.auto.commit` they may then be committed.
+
+        Args:
+            timeout_s: seconds; 0 returns only buffered records.
+            most: maximum number of records; `max.poll.records` by default.
+        Raises: WokenUp; BrokerRefused (a grant is missing, a topic is invalid, this member was fenced);
+            PositionUnknown, RecordUnreadable; Closed; any error of a callback; DeserializationFailed, by
+            every poll until `seek` skips the record. Records before it are returned first.
+        """
+        return await self._runner.poll(timeout_s, most)
 
     async def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
-        """Poll like `poll`, and return one Arrow batch; it may have no rows."""
-        refuse_columns(self._deserializer)
-        return await self._engine.poll_arrow(int(timeout_s * 1000), most)
+        """Poll like `poll`, and return one Arrow batch; it may have no rows. Needs pyarrow (extra `arrow`).
+
+        Returns: a row for each record, with the columns of Spark's Kafka source: docs in
+            `client.consumer.arrow`.
+        Raises: as `poll`; NotSupported without pyarrow; IllegalState with deserializers.
+        """
+        return await self._runner.poll_arrow(timeout_s, most)
 
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord[K, V]]:
         """Yield records one by one, without end."""
@@ -189,45 +240,57 @@ class Consumer(Generic[K, V]):
                 yield record
 
     def wakeup(self) -> None:
-        """End the wait of the current `poll`, or of the next one, with WokenUp."""
-        self._engine.wakeup()
+        """End the wait of this `poll`, or the next, with WokenUp."""
+        self._runner.wakeup()
 
     # ------------------------------------------------------------------------------ commits
 
     async def commit(self, offsets: Offsets | None = None, timeout_s: float | None = None) -> None:
-        """Commit these offsets for the group; all positions if none are given."""
-        commit = self._engine.commit(offsets, to_ms(timeout_s))
-        tracer, config = tracing.tracer, self.config
-        if tracer is not None:
-            commit = tracer.trace_commit(config.client.client_id, config.group_id, commit)
-        await commit
+        """Commit these offsets for the group; the positions of all partitions if none are given.
 
-    def commit_soon(self, offsets: Offsets | None = None) -> "asyncio.Task[None]":
-        """Start a `commit` without waiting for it."""
-        return self._engine.commit_soon(offsets)
+        Args:
+            offsets: the next offset to read of each partition, or OffsetAndMetadata.
+        Raises: CommitRefused when the partitions belong to other members by now; BrokerRefused, TimedOut.
+        """
+        await self._runner.commit(offsets, timeout_s)
+
+    def commit_soon(self, offsets: Offsets | None = None, on_done: CommitCallback | None = None) -> None:
+        """Start a `commit` without waiting for it. Commits are made in the order of these calls.
+
+        Args:
+            on_done: called with None or the error, on the loop. A failure is logged, too.
+        """
+        self._runner.commit_soon(offsets, on_done)
 
     async def committed(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the group's committed offsets."""
-        return await self._engine.committed(partitions, to_ms(timeout_s))
+        """Return the group's committed offsets; None for none. Raises: TimedOut, BrokerRefused."""
+        wanted = list(partitions)
+        return await self._runner.run(
+            "committed", timeout_s, lambda engine: engine.committed(wanted, to_ms(timeout_s))
+        )
 
     def group_metadata(self) -> GroupMetadata:
-        """Return the metadata for `Producer.send_offsets_to_transaction` (KIP-447)."""
-        return self._engine.group_metadata()
+        """Return the metadata a producer needs to commit offsets in its transaction (KIP-447)."""
+        return self._runner.call("group_metadata", lambda engine: engine.group_metadata())
 
     # ------------------------------------------------------------------------- the whole of it
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics by Kafka's names."""
-        return self._engine.metrics()
+        """Return metrics by Kafka's names: those of the network, and the lag of each partition."""
+        return self._runner.call("metrics", lambda engine: engine.metrics())
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Commit if auto-commit is on, leave the group, close the connections.
+        """Commit if auto-commit is on, leave the group, close the connections; harmless if repeated.
 
         Commits of `commit_soon` are finished first, in half of the time at most.
+
+        Args:
+            timeout_s: maximum time in seconds, not counting callbacks.
+        Raises: any error of a callback, when everything is closed.
         """
-        await self._engine.close(int(timeout_s * 1000))
+        await self._runner.close(timeout_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -237,15 +300,5 @@ class Consumer(Generic[K, V]):
     ) -> None:
         await self.close()
 
-
-def go_back(consumer: Consumer[Any, Any], first_offsets: Mapping[TopicPartition, int]) -> None:
-    """Return records again that the caller has never had, so that no commit passes them [CLI-67]."""
-    with suppress(ClientError):  # closed, or assigned to another member by now
-        for at, offset in first_offsets.items():
-            if at in consumer.assignment:
-                consumer.go_back(at, offset)
-
-
-def to_ms(timeout_s: float | None) -> int | None:
-    """Convert seconds to milliseconds; None, which stands for the setting's own limit, stays None."""
-    return None if timeout_s is None else int(timeout_s * 1000)
+    def __repr__(self) -> str:
+        return repr(self._runner)

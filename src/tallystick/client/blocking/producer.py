@@ -1,36 +1,43 @@
-"""Synchronous producer, `tallystick.Producer`: records and transactions without an event loop.
-
-It is the asynchronous producer on the engine thread of the process. Records are gathered in the caller's
-thread: `send` crosses to the engine thread only when a topic is new or the memory is full.
-"""
+# Generated from client/aio/producer.py by tools/async_to_sync.py. Do not edit it:
+# change the source and run `make format`.
+"""Blocking producer, `tallystick.Producer`: records and transactions without a loop."""
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast
 
 from tallystick.client import tracing
-from tallystick.client.aio import producer as aio
-from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, ArrowColumn, Offsets
-from tallystick.client.aio.producer import Column as Column
-from tallystick.client.blocking.thread import StartedCall, TransactionalCalls, engine_thread
+from tallystick.client.blocking.producer_runner import PendingCommit, ProducerRunner
 from tallystick.client.net.retry_scope import Deadline
-from tallystick.client.offsets import GroupMetadata
+from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.client.producer.batches.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.batches.arrow_table import split_by_partition
 from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery, DeliveryCallback
+from tallystick.client.producer.columns import (
+    ArrowColumn,
+    Column,
+    build_columns,
+    build_delivery,
+    take_objects,
+    trace_columns,
+)
 from tallystick.client.serializers import Header, K, SerializedHeaders, V
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.check import require
+from tallystick.kernel.ids import TopicPartition
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
 
 T = TypeVar("T")
+
+CLOSE_TIMEOUT_S: Final = 30.0
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
 
 
 class Producer(Generic[K, V]):
@@ -40,12 +47,13 @@ class Producer(Generic[K, V]):
             producer.send("orders", b"one", key=b"42")
 
     With `key.serializer` or `value.serializer`, functions as confluent-kafka has them, `send` takes what they
-    take: `Producer[str, Order]({...})` to a type checker. They run in the thread that calls `send`.
+    take: `Producer[str, Order]({...})` to a type checker. They run
+    in the thread that sends.
 
-    Life cycle: made, used, closed; `with` closes it. Threads may share one: `send`, `send_batch` and `flush`
-    at any time; the transaction's calls one after the other, since there is one transaction at a time. It
-    does not survive a fork: the child opens its own. Callbacks run on the engine thread, so they must not
-    wait, and calls that wait are refused there.
+    Life cycle: made, used, closed; `with` closes it. Threads may share one: `send`,
+    `send_batch` and `flush` at any time; the transaction's calls one after the other, since there is one
+    transaction at a time. It does not survive a fork: the child opens its own. Callbacks run on the engine
+    thread, where calls that wait are refused.
 
     Every error is a ClientError (or InDoubt, see `commit_transaction`) that says what may have happened in
     the cluster (`effect`) and what to do about it.
@@ -58,20 +66,11 @@ class Producer(Generic[K, V]):
             config: Kafka's dotted names and their values, as texts, numbers or booleans: docs/config.md.
         Raises: BadConfig with all problems at once.
         """
-        self._is_open = False
-        self._thread = engine_thread()
-        self._async_producer = self._thread.call(lambda: aio.Producer(config), "Producer")
-        self._is_open = True
-        self.serializer = self._async_producer.serializer
-        self._accumulator = self._async_producer.accumulator
-        settings = self._async_producer.config
-        self._client_id = settings.client.client_id
-        self._block_timeout_s = settings.max_block_ms / 1000
-        self._flush_timeout_s = 2 * settings.delivery_timeout_ms / 1000
-        # A flush, and as many requests as a transactional call makes, each within max.block.ms.
-        self._txn_timeout_s = self._flush_timeout_s + 8 * self._block_timeout_s
-        self._txn_calls = TransactionalCalls(self._thread, self._txn_timeout_s)
-        self._thread.register(self)
+        self._runner = ProducerRunner(config)
+        self.config = self._runner.config
+        self.serializer = self._runner.serializer
+        self._accumulator = self._runner.accumulator
+        self._client_id = self.config.client.client_id
 
     # ------------------------------------------------------------------------------ records
 
@@ -97,18 +96,17 @@ class Producer(Generic[K, V]):
             partition: instead of that choice.
             timestamp_ms: milliseconds since the epoch; now by default.
             headers: names and contents, in order; a name may occur twice.
-            on_delivery: called with the Delivery when it is done, on the engine thread. It may send, and wait
-                for nothing: waiting there is refused with IllegalState.
-        Returns: a Delivery: `result(timeout)` is a RecordMetadata (topic, partition, offset, timestamp_ms).
+            on_delivery: called with the Delivery when done, on the engine thread. It may send, not wait.
+        Returns: a Delivery of a RecordMetadata (topic, partition, offset, timestamp_ms): `result(timeout)`.
         Raises: nothing was taken: TimedOut, TooLarge, UnknownTopic, IllegalState outside a transaction,
             AbortRequired when the transaction has failed, TypeError for anything but bytes, Closed;
             SerializationFailed.
-        Cost: about 0.5 us, without I/O; whole batches are passed to the engine thread.
+        Cost: about 0.5 us, without I/O.
         Source: Kafka KafkaProducer.send; KIP-91, KIP-480, KIP-794.
         """
         record: tuple[object, object, Iterable[Header]]
         if self.serializer is not None:
-            record = self.serializer.serialize(topic, value, key, headers)
+            record = serialize_record(self, topic, value, key, headers)
         else:
             # Fast path for most records: every argument passed on costs time.
             if (
@@ -162,17 +160,16 @@ class Producer(Generic[K, V]):
             partition: for all of them, instead of that choice.
             timestamp_ms: of all of them; now by default.
             headers: of every one of them.
-        Returns: a BatchDelivery: `result(timeout)` is a BatchMetadata with a part for each batch the records
-            went into.
+        Returns: a BatchDelivery of a BatchMetadata with a part for each batch the records went into.
         Raises: as `send`; ValueError for columns of different lengths.
         Cost: about 0.1 us a record without keys, 0.4 with.
         """
-        with aio.trace_columns(self._client_id, topic, values, headers) as trace:
+        with trace_columns(self._client_id, topic, values, headers) as trace:
             if self.serializer is not None:
                 columns = serialize_rows(self, topic, values, keys, trace.headers)
-                rows = aio.build_columns(*columns, timestamp_ms)
+                rows = build_columns(*columns, timestamp_ms)
             else:
-                rows = aio.build_columns(
+                rows = build_columns(
                     cast(Column, values), cast(Column | None, keys), trace.headers, timestamp_ms
                 )
             take = partial(self._accumulator.extend, topic, rows, partition)
@@ -191,14 +188,13 @@ class Producer(Generic[K, V]):
             serializers, which take no columns.
         """
         if self.serializer is not None:
-            aio.take_objects(batch)
+            take_objects(batch)
         deliveries: list[BatchDelivery] = []
         with tracing.trace_send(self._client_id, topic, None, batch.num_rows) as trace:
             for share in split_by_partition(batch, topic, int(time.time() * 1000)):
                 take = partial(self._accumulator.extend, share.topic, share.rows, share.partition)
-                deliveries.append(
-                    aio.build_delivery(share, self._append_when_admitted(share.topic, take, "send_arrow"))
-                )
+                parts = self._append_when_admitted(share.topic, take, "send_arrow")
+                deliveries.append(build_delivery(share, parts))
             return trace.follow(deliveries)
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -210,8 +206,7 @@ class Producer(Generic[K, V]):
             timeout_s: seconds; by default `delivery.timeout.ms` ends the wait, as it ends every record.
         Raises: TimedOut after `timeout_s`: the rest stays in flight.
         """
-        limit_s = self._flush_timeout_s if timeout_s is None else timeout_s
-        self._thread.run(self._async_producer.flush(timeout_s), limit_s, "flush")
+        self._runner.flush(timeout_s)
 
     # ------------------------------------------------------------------------- transactions
 
@@ -228,9 +223,7 @@ class Producer(Generic[K, V]):
             `keep_prepared_txn` without two-phase commit or modes. TimedOut.
         Source: KIP-98; KIP-939 "KafkaProducer API Changes".
         """
-        self._txn_calls.run(
-            lambda: self._async_producer.init_transactions(keep_prepared_txn), "init_transactions"
-        )
+        self._runner.run_once("init_transactions", lambda txn: txn.init(keep_prepared_txn))
 
     def begin_transaction(self) -> None:
         """Begin a transaction: records sent from now on belong to it.
@@ -238,15 +231,7 @@ class Producer(Generic[K, V]):
         Waits only after a transaction whose end did not bump the producer's epoch.
         Raises: IllegalState unless the producer is ready for one; Fenced.
         """
-        self._thread.check_process("begin_transaction")
-        txn = self._async_producer.require_transaction_manager("begin_transaction")
-        self._txn_calls.forget_answer()
-        if txn.needs_init:
-            self._thread.run(
-                self._async_producer.begin_transaction(), self._txn_timeout_s, "begin_transaction"
-            )
-        else:
-            txn.begin_now()  # sends nothing, so it needs no loop
+        self._runner.begin()
 
     def send_offsets_to_transaction(self, offsets: Offsets, group_metadata: GroupMetadata) -> None:
         """Commit a group's offsets with this transaction.
@@ -257,8 +242,12 @@ class Producer(Generic[K, V]):
         Raises: AbortRequired and others; then the transaction can only be aborted.
         Source: KIP-447.
         """
-        coroutine = self._async_producer.send_offsets_to_transaction(offsets, group_metadata)
-        self._thread.run(coroutine, self._txn_timeout_s, "send_offsets_to_transaction")
+        positions = {
+            at: OffsetAndMetadata(place) if isinstance(place, int) else place for at, place in offsets.items()
+        }
+        self._runner.run(
+            "send_offsets_to_transaction", lambda txn: txn.send_offsets(positions, group_metadata)
+        )
 
     def prepare_transaction(self) -> PreparedTxnState:
         """Flush everything, then leave the transaction in doubt: only commit, abort and complete are legal.
@@ -269,7 +258,7 @@ class Producer(Generic[K, V]):
         Raises: InvalidTxnState without two-phase commit or modes; AbortRequired if any part has failed.
         Source: KIP-939 "KafkaProducer API Changes".
         """
-        return self._txn_calls.run(self._async_producer.prepare_transaction, "prepare_transaction")
+        return self._runner.run_once("prepare_transaction", lambda txn: txn.prepare())
 
     def commit_transaction(self) -> None:
         """Commit: `read_committed` consumers see the whole transaction.
@@ -282,26 +271,22 @@ class Producer(Generic[K, V]):
         After an interrupt (Ctrl-C, an exception from a signal handler) commit again: the call continues,
         returns if the transaction was committed, or raises AbortRequired if it was never decided.
         """
-        self._txn_calls.run(self._async_producer.commit_transaction, "commit_transaction")
+        self._runner.run_once("commit_transaction", lambda txn: txn.commit())
 
-    def start_commit(self) -> "PendingCommit":
+    def start_commit(self) -> PendingCommit:
         """Begin to commit the transaction, and return what waits for the answer.
 
         The next transaction can begin when the commit has succeeded. `close` waits for the answer, too.
         Raises: Closed, IllegalState; the commit was not begun.
         """
-
-        async def commit() -> None:
-            await (await self._async_producer.start_commit()).wait()
-
-        return PendingCommit(self._thread.start(commit(), "commit_transaction"), self._txn_timeout_s)
+        return self._runner.start_commit()
 
     def abort_transaction(self) -> None:
         """Abort: unsent records fail, and `read_committed` consumers never see those that were sent.
 
         Raises: IllegalState outside a transaction; InDoubt, TimedOut: abort again asks again. Fenced.
         """
-        self._txn_calls.run(self._async_producer.abort_transaction, "abort_transaction")
+        self._runner.run_once("abort_transaction", lambda txn: txn.abort())
 
     def complete_transaction(self, state: PreparedTxnState) -> Completion:
         """End the transaction in doubt as another system has recorded.
@@ -315,9 +300,7 @@ class Producer(Generic[K, V]):
             DecisionExpired if `state` was committed there and the cluster has aborted it; InDoubt.
         Source: KIP-939 "KafkaProducer API Changes" and "Recovery recipe".
         """
-        return self._txn_calls.run(
-            lambda: self._async_producer.complete_transaction(state), "complete_transaction"
-        )
+        return self._runner.run_once("complete_transaction", lambda txn: txn.complete(state))
 
     @property
     def mode(self) -> Mode | None:
@@ -325,8 +308,7 @@ class Producer(Generic[K, V]):
 
         `mode.value` is its name in `tallystick.modes`, `mode.not_promised` what it does not guarantee.
         """
-        self._thread.check_process("mode")
-        return self._async_producer.mode
+        return self._runner.read("mode", lambda txn: txn.mode, None)
 
     @property
     def transaction_version(self) -> int:
@@ -334,27 +316,23 @@ class Producer(Generic[K, V]):
 
         From 2 on a producer id and epoch name one transaction (KIP-890).
         """
-        self._thread.check_process("transaction_version")
-        return self._async_producer.transaction_version
+        return self._runner.read("transaction_version", lambda txn: txn.transaction_version, 0)
 
     @property
     def needs_claim(self) -> bool:
         """Whether `begin_transaction` initialises the id first, which fences others and ends what is open."""
-        self._thread.check_process("needs_claim")
-        return self._async_producer.needs_claim
+        return self._runner.read("needs_claim", lambda txn: txn.needs_init, False)
 
     @property
     def in_doubt(self) -> PreparedTxnState:
         """Name of the open transaction; after `init_transactions(True)`, of the kept one. May be empty."""
-        self._thread.check_process("in_doubt")
-        return self._async_producer.in_doubt
+        return self._runner.read("in_doubt", lambda txn: txn.in_doubt, PreparedTxnState.of(None))
 
     # ------------------------------------------------------------------------- the whole of it
 
     def metrics(self) -> dict[str, float]:
         """Return metrics by Kafka's names, `txn-*-time-ns-total` (nanoseconds) included."""
-        self._thread.check_process("metrics")
-        return self._async_producer.metrics()
+        return self._runner.metrics()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S, *, abort: bool = True) -> None:
         """Send the records taken, and close; harmless if repeated.
@@ -365,26 +343,16 @@ class Producer(Generic[K, V]):
             timeout_s: maximum time in seconds. Records not sent by then fail as Closed.
             abort: False leaves an open transaction to the next initialisation of the id, too.
         """
-        if self._is_open:
-            self._thread.run(self._async_producer.close(timeout_s, abort=abort), timeout_s, "close")
-            self._is_open = False
-            self._thread.unregister(self)
+        self._runner.close(timeout_s, abort=abort)
 
-    def mark_forked(self) -> None:
-        """Refuse every call, in a forked child [CLI-61]. Called by the engine thread's fork hook."""
-        self._is_open = False
-        self._accumulator.mark_forked()
-
-    def _append_when_admitted(self, topic: str, take: Callable[[], T], doing: str) -> T:
+    def _append_when_admitted(self, topic: str, take: Callable[[], T], name: str) -> T:
         """Return the result of `take` once a record for `topic` may be taken, within max.block.ms."""
         deadline: Deadline | None = None
         while True:
             try:
                 return take()
             except BufferFullOrUnknownTopic:
-                deadline = self._thread.run(
-                    self._async_producer.wait_for_space(topic, deadline), self._block_timeout_s, doing
-                )
+                deadline = self._runner.wait_for_space(topic, deadline, name)
 
     def __enter__(self) -> Self:
         return self
@@ -394,53 +362,27 @@ class Producer(Generic[K, V]):
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if self._is_open:
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
-            self._thread.abandon(self._async_producer.close)
-
     def __repr__(self) -> str:
-        client = self._async_producer.config.client
-        return f"<Producer of {client.client_id!r}{'' if self._is_open else ', closed'}>"
-
-
-class PendingCommit:
-    """A commit that was started and has no answer yet. Made by `Producer.start_commit`.
-
-    It goes on whether anyone waits for it or not, and ends as a commit that is waited for would. A failure
-    is logged when it happens, and raised by every `wait`.
-    """
-
-    def __init__(self, call: StartedCall[None], limit_s: float) -> None:
-        self._call, self._limit_s = call, limit_s
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the answer is there."""
-        return self._call.is_done
-
-    def wait(self) -> None:
-        """Wait for the answer. An interrupted wait does not end the commit, and can be repeated.
-
-        Raises: as `commit_transaction`.
-        """
-        self._call.wait(self._limit_s)
+        return repr(self._runner)
 
 
 def serialize_record(
     producer: Producer[Any, Any], topic: str, value: object, key: object, headers: Iterable[Header]
 ) -> tuple[bytes | None, bytes | None, SerializedHeaders]:
     """Return value, key and headers of a record as they are sent. Raises: SerializationFailed."""
-    return require(producer.serializer, "a producer that serializes").serialize(topic, value, key, headers)
+    serializer = require(producer.serializer, "a producer that serializes")
+    call = partial(serializer.serialize, topic, value, key, headers)
+    return producer._runner.serialize(call, may_wait=serializer.is_first_use(topic, value, key))
 
 
 def serialize_rows(
     producer: Producer[Any, Any], topic: str, values: object, keys: object, headers: Iterable[Header]
 ) -> tuple[list[bytes | None], list[bytes | None] | None, SerializedHeaders]:
     """Return the columns and headers of a `send_batch` as they are sent. Raises: SerializationFailed."""
-    columns = aio.take_objects(values), None if keys is None else aio.take_objects(keys)
+    columns = take_objects(values), None if keys is None else take_objects(keys)
     serializer = require(producer.serializer, "a producer that serializes")
-    return serializer.serialize_rows(topic, *columns, headers)
+    call = partial(serializer.serialize_rows, topic, *columns, headers)
+    return producer._runner.serialize(call, may_wait=True)
 
 
 def connect(producer: Producer, topic: str) -> None:
@@ -448,4 +390,4 @@ def connect(producer: Producer, topic: str) -> None:
 
     Raises: as a `send` of the first record; sending may still succeed later.
     """
-    producer._thread.run(aio.connect(producer._async_producer, topic), producer._block_timeout_s, "connect")
+    producer._runner.connect(topic)

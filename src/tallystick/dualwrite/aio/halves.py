@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from typing import Final, Generic, TypeVar
 
 from tallystick.admin.aio import Admin
-from tallystick.client.aio.producer import PendingCommit, Producer
+from tallystick.client.aio.producer import Producer
+from tallystick.client.aio.producer_runner import AsyncPendingCommit
 from tallystick.client.errors import ClientError, DecisionExpired, IdExpired, NotAuthorized, NotSupported
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.block.branch import ClusterBranch
@@ -43,7 +44,7 @@ class AsyncKafkaHalf:
         self._branches = branches
         self._steps = steps
         self._ids_text = ids_text
-        self._pending: list[tuple[ClusterBranch[Producer], PendingCommit]] = []
+        self._pending: list[tuple[ClusterBranch[Producer], AsyncPendingCommit]] = []
 
     @property
     def is_pending(self) -> bool:
@@ -143,7 +144,7 @@ class AsyncKafkaHalf:
         branch.mark_finished()
         self._forget(pending)
 
-    def _forget(self, pending: PendingCommit) -> None:
+    def _forget(self, pending: AsyncPendingCommit) -> None:
         self._pending = [each for each in self._pending if each[1] is not pending]
 
 

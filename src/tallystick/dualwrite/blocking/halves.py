@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from typing import Final, Generic, TypeVar
 
 from tallystick.admin.client import Admin
-from tallystick.client.blocking.producer import PendingCommit, Producer
+from tallystick.client.blocking.producer import Producer
+from tallystick.client.blocking.producer_runner import PendingCommit
 from tallystick.client.errors import ClientError, DecisionExpired, IdExpired, NotAuthorized, NotSupported
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.block.branch import ClusterBranch

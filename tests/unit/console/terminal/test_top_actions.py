@@ -238,6 +238,7 @@ def test_what_no_reason_makes_right_cannot_be_confirmed() -> None:
     assert stage.actions == []
 
 
+@pytest.mark.gate(0)
 def test_a_prepared_transaction_is_completed_by_the_state_that_was_typed() -> None:
     orphan = settle(make_snapshot(describe(NAME, age_ms=2_000_000)))
     outlook = CompletionOutlook(outcome="commit", text="it is exactly this one", sends_request=True)
@@ -262,6 +263,7 @@ def test_a_prepared_transaction_is_completed_by_the_state_that_was_typed() -> No
     assert stage.actions == [CompleteByState(transactional_id=NAME, state="5:3")]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "name", ["pay\u0301", "pay\u200b-\u202e1", "a\nb", " pay", "口座", "pay\u115f"], ids=ascii
 )
@@ -451,6 +453,7 @@ def test_a_command_that_changes_nothing_is_no_action() -> None:
     stage.play(TROUBLE, steps)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("size", [SMALL, (60, 14)], ids=["80x24", "60x14"])
 def test_a_dry_run_and_its_result_fit(size: tuple[int, int]) -> None:
     stage = Stage(replace(READING, ends={ORDERS: NOW_MS}))

@@ -350,6 +350,7 @@ def test_the_colours_are_those_of_the_terminal() -> None:
     use_terminal(STATE, steps)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("size", [(1, 1), (9, 4), (30, 7), (300, 90)], ids=str)
 def test_a_window_of_any_size_shows_what_fits(size: tuple[int, int]) -> None:
     async def steps(screen: Screen) -> None:
