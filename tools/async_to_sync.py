@@ -91,7 +91,7 @@ TWINS: Final = (
             "used by one task": "used by one thread",
         },
     ),
-    Twin(source="dualwrite/aio/halves.py", target="dualwrite/blocking/halves.py"),
+    Twin(source="dualwrite/aio/participants.py", target="dualwrite/blocking/participants.py"),
     Twin(source="dualwrite/aio/key_check.py", target="dualwrite/blocking/key_check.py"),
     Twin(
         source="dualwrite/aio/leases.py",

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 # In quotes and backticks, `nobody` is an account of the system.
 BANNED = re.compile(r"(?<![`\"'])\b(nobody|somebody|whoever|whomever)\b(?![`\"'])", re.IGNORECASE)
 
+DEFINED = re.compile(r"^\s*(?:async def|def|class) (\w+)", re.MULTILINE)
 FUNCTION = re.compile(r"^\s*(?:async )?def (\w+)", re.MULTILINE)
 UNNAMED = re.compile(r"(?<![a-z])(nobody|somebody|whoever|whomever)s?(?![a-z])")
 
@@ -39,6 +40,9 @@ REGULAR = re.compile(r"[a-z]{2,}ed")
 NOT_PARTICIPLES = frozenset({"bed", "embed", "feed", "need", "red", "seed", "shed", "speed"})
 
 # The participles that say least, refused everywhere. An error says what it `expected` and what it `found`.
+# Words of this project alone; the field has a side or a branch, a queue or a connection, to assess.
+PRIVATE = frozenset({"half", "halves", "lane", "lanes", "desk", "judge", "judges", "joint"})
+WORD = re.compile(r"[A-Z]?[a-z]+")
 BARE = frozenset({"asked", "found", "made", "shown", "told"})
 FOUND = {
     "src/tallystick/admin/admin_call.py",  # Answers.found
@@ -163,6 +167,22 @@ def test_no_value_is_named_by_how_it_was_got() -> None:
         if name in BARE
     }
     assert names == {(path, "found") for path in FOUND}
+
+
+def test_names_are_words_of_the_field() -> None:
+    names = {
+        (str(path.relative_to(ROOT)), name)
+        for folder in ("src", "harness", "tools")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in read_names(path) | set(DEFINED.findall(path.read_text()))
+        if PRIVATE & {word.lower() for word in WORD.findall(name)}
+    }
+    assert {name for _, name in names} == {
+        "half",  # of a batch that is too large
+        "halves",
+        "HalfOpenOutcome",  # of connections, as TCP calls them
+        "test_a_claim_sees_how_a_half_finished_commit_ends",
+    }
 
 
 def test_tests_are_named_by_their_subject() -> None:

@@ -28,7 +28,7 @@ from tallystick.dualwrite.block.life import WriterState
 from tallystick.dualwrite.block.steps import Wait
 from tallystick.dualwrite.errors import CommitUnknown, NotCommitted
 from tallystick.dualwrite.rules.model import StoredState
-from tallystick.dualwrite.rules.recovery import ClusterHalf, Finding
+from tallystick.dualwrite.rules.recovery import ClusterSide, Finding
 from tallystick.kernel.value import replace
 
 SEEDS = 3_000 if LONG else 40
@@ -121,7 +121,7 @@ class InitialisesFirst(AsyncDualWriteSession[SimTransaction]):
         clusters = self._clusters
         describe = clusters.describe
 
-        async def initialise_and_describe(branch: ClusterBranch[ProductProducer]) -> ClusterHalf:
+        async def initialise_and_describe(branch: ClusterBranch[ProductProducer]) -> ClusterSide:
             producer = self._factories.create_producer(branch.config)
             await self._steps.run("init", branch.id, producer.init_transactions, True)
             return await describe(branch)

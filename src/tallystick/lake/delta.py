@@ -38,9 +38,9 @@ from tallystick.lake.entries import (
     METADATA_KEY,
     CommitOutcome,
     LakeEntry,
+    assess_outcome,
     decode_entry,
     encode_entry,
-    judge_outcome,
 )
 from tallystick.lake.errors import BadEntry, EntryLost, TableBusy, UnusableTable
 from tallystick.lake.names import (
@@ -303,7 +303,7 @@ class DeltaLakeTable:
         except (OSError, BadEntry) as exc:
             _log.warning("%s: version %d cannot be looked up: %s", self._url, version, exc)
             return CommitOutcome.UNKNOWN
-        return judge_outcome(current, entry, exists=text is not None)
+        return assess_outcome(current, entry, exists=text is not None)
 
     def _read_rows(self, files: Sequence[DataFile]) -> pa.Table:
         contents = map_files(self.storage, self.storage.read, [file.path for file in files])

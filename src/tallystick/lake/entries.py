@@ -113,7 +113,7 @@ ACTIONS: Final = {
 }
 
 
-def judge_standing(current: LakeEntry | None, wanted: LakeEntry) -> Standing:
+def assess_standing(current: LakeEntry | None, wanted: LakeEntry) -> Standing:
     """Compare the entry that was read with the one that is to be committed by the same owner."""
     if current is None:
         return Standing.UNCLAIMED
@@ -130,7 +130,7 @@ class CommitOutcome(Enum):
     UNKNOWN = auto()  # there is no such version yet: it may still arrive
 
 
-def judge_outcome(entry_at_version: LakeEntry | None, wanted: LakeEntry, *, exists: bool) -> CommitOutcome:
+def assess_outcome(entry_at_version: LakeEntry | None, wanted: LakeEntry, *, exists: bool) -> CommitOutcome:
     """Return what became of a commit whose answer was an error, from what the table has as its version.
 
     Args:

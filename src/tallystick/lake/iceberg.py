@@ -50,10 +50,10 @@ from tallystick.lake.entries import (
     METADATA_KEY,
     CommitOutcome,
     LakeEntry,
+    assess_outcome,
     choose_entry,
     decode_entry,
     encode_entry,
-    judge_outcome,
 )
 from tallystick.lake.errors import BadEntry, EntryLost, TableBusy, UnusableTable
 from tallystick.lake.iceberg_files import (
@@ -315,7 +315,7 @@ class IcebergLakeTable:
             return CommitOutcome.UNKNOWN, ""
         moved = _read_version(table.metadata) > _read_version(before)
         entry_there = entry if entry.commit in commits else current
-        outcome = judge_outcome(entry_there, entry, exists=is_refused or moved)
+        outcome = assess_outcome(entry_there, entry, exists=is_refused or moved)
         return outcome, table.metadata_location
 
     def check_fence(self) -> None:

@@ -74,7 +74,7 @@ def find_orphans(
     paths: dict[_State, list[str]] = {state: [] for state in _State}
     for path, name in sorted(names.items()):
         if digests is None or name.key_digest in digests:
-            state = _judge(name, table, strange_keys)
+            state = _assess(name, table, strange_keys)
             if state is _State.ORPHAN and not _is_older(listing[path], written_before_ms):
                 state = _State.YOUNG
             paths[state].append(path)
@@ -88,7 +88,7 @@ def find_orphans(
     )
 
 
-def _judge(name: DataFileName, table: TableFiles, strange_keys: Collection[str]) -> _State:
+def _assess(name: DataFileName, table: TableFiles, strange_keys: Collection[str]) -> _State:
     if name.table_digest not in (None, digest_table(table.identity)):
         return _State.FOREIGN
     owners = {digest_key(key): digest_owner(owner) for key, owner in table.owners.items()}

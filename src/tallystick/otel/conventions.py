@@ -120,7 +120,7 @@ def name_span(operation: str, topic: str | None) -> str:
     return operation if topic is None else f"{operation} {topic}"
 
 
-def judge_block(exc: BaseException | None, value: Outcome, *, has_begun: bool) -> TraceOutcome:
+def assess_block(exc: BaseException | None, value: Outcome, *, has_begun: bool) -> TraceOutcome:
     """Return the outcome of a writer's block.
 
     Args:
@@ -134,12 +134,12 @@ def judge_block(exc: BaseException | None, value: Outcome, *, has_begun: bool) -
     return TraceOutcome.COMMITTED if value is Outcome.COMMITTED else TraceOutcome.IN_DOUBT
 
 
-def judge_consumed(exc: BaseException | None) -> TraceOutcome:
+def assess_consumed(exc: BaseException | None) -> TraceOutcome:
     """Return the outcome of consumed records, by what their caller gets."""
     if exc is None:
         return TraceOutcome.COMMITTED
     if isinstance(exc, HeuristicMixed):
         return TraceOutcome.TORN
     if isinstance(exc, WriteInDoubt):
-        return judge_block(exc, exc.outcome(), has_begun=True)
+        return assess_block(exc, exc.outcome(), has_begun=True)
     return TraceOutcome.IN_DOUBT if isinstance(exc, InDoubt) else TraceOutcome.ABORTED

@@ -25,9 +25,9 @@ from tallystick.otel.conventions import (
     TRANSACTION_ID,
     Attributes,
     TraceOutcome,
+    assess_block,
+    assess_consumed,
     build_messaging_attributes,
-    judge_block,
-    judge_consumed,
     name_span,
 )
 from tallystick.otel.propagation import list_links, read_context, read_span_context
@@ -149,7 +149,7 @@ class WriteSpan(BlockSpan):
         super().finish(None if isinstance(exc, KeyFound) else exc)
 
     def _report(self, exc: BaseException | None) -> None:
-        outcome = judge_block(exc, self._block.value, has_begun=self.has_begun)
+        outcome = assess_block(exc, self._block.value, has_begun=self.has_begun)
         set_outcome(self.span, outcome)
         if self.has_begun and self._block.states:
             states = self._block.states
@@ -185,7 +185,7 @@ class ConsumedSpan(BlockSpan):
     __slots__ = ()
 
     def finish(self, exc: BaseException | None) -> None:
-        self._spans.guard(set_outcome, self.span, judge_consumed(exc))
+        self._spans.guard(set_outcome, self.span, assess_consumed(exc))
         super().finish(exc)
 
 

@@ -102,223 +102,225 @@ class StoreSuite:
         raise NotImplementedError
 
     @pytest.fixture
-    def desk(self) -> Iterator[CallRunner]:
-        desk = CallRunner()
-        yield desk
-        desk.close()
+    def runner(self) -> Iterator[CallRunner]:
+        runner = CallRunner()
+        yield runner
+        runner.close()
 
     @pytest.fixture
-    def pair(self, stores: MakeStore, desk: CallRunner) -> Iterator[tuple[Any, Any]]:
+    def pair(self, stores: MakeStore, runner: CallRunner) -> Iterator[tuple[Any, Any]]:
         """Two stores on one database."""
         one, two = stores(), stores()
-        desk.call(one.create)
+        runner.call(one.create)
         yield one, two
-        desk.call(one.close)
+        runner.call(one.close)
         if two is not one:
-            desk.call(two.close)
+            runner.call(two.close)
 
     # ---- the row
 
-    def test_creating_again_is_harmless(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
+    def test_creating_again_is_harmless(self, pair: tuple[Any, Any], runner: CallRunner) -> None:
         one, two = pair
-        row = desk.call(one.claim, ID)
-        desk.call(two.create)
-        assert desk.call(two.read_state, ID) == row
+        row = runner.call(one.claim, ID)
+        runner.call(two.create)
+        assert runner.call(two.read_state, ID) == row
 
-    def test_a_first_claim_makes_an_empty_row(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
+    def test_a_first_claim_makes_an_empty_row(self, pair: tuple[Any, Any], runner: CallRunner) -> None:
         """[DW-1] The row is committed when `claim` returns, so another process sees it."""
         one, two = pair
-        assert desk.call(one.read_state, ID) is None
-        row = desk.call(one.claim, ID)
+        assert runner.call(one.read_state, ID) is None
+        row = runner.call(one.claim, ID)
         assert row == StoredState(transactional_id=ID, owner=row.owner)
-        assert desk.call(two.read_state, ID) == row
+        assert runner.call(two.read_state, ID) == row
 
     def test_a_claim_changes_the_owner_and_nothing_else(
-        self, pair: tuple[Any, Any], desk: CallRunner
+        self, pair: tuple[Any, Any], runner: CallRunner
     ) -> None:
         """[DW-1] A claim replaces the owner and keeps every other column."""
         one, two = pair
-        row = _fill_columns(desk.call(one.claim, ID))
-        self.commit(desk, one, row)
-        claimed = desk.call(two.claim, ID)
+        row = _fill_columns(runner.call(one.claim, ID))
+        self.commit(runner, one, row)
+        claimed = runner.call(two.claim, ID)
         assert claimed == replace(row, owner=claimed.owner)
         assert claimed.owner != row.owner
 
-    def test_every_column_comes_back(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
+    def test_every_column_comes_back(self, pair: tuple[Any, Any], runner: CallRunner) -> None:
         one, two = pair
-        row = _fill_columns(desk.call(one.claim, ID))
-        self.commit(desk, one, row)
-        assert desk.call(two.read_state, ID) == row
+        row = _fill_columns(runner.call(one.claim, ID))
+        self.commit(runner, one, row)
+        assert runner.call(two.read_state, ID) == row
         bare = StoredState(transactional_id=ID, owner=row.owner)
-        self.commit(desk, one, bare)
-        assert desk.call(two.read_state, ID) == bare
+        self.commit(runner, one, bare)
+        assert runner.call(two.read_state, ID) == bare
 
-    def test_ids_are_equal_when_their_bytes_are(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
+    def test_ids_are_equal_when_their_bytes_are(self, pair: tuple[Any, Any], runner: CallRunner) -> None:
         """A collation that equates two ids would commit one writer's transaction for another's."""
         one, two = pair
-        owners = {each: desk.call(one.claim, each).owner for each in CONFUSABLE_IDS}
+        owners = {each: runner.call(one.claim, each).owner for each in CONFUSABLE_IDS}
         assert len(set(owners.values())) == len(CONFUSABLE_IDS)
         for each in CONFUSABLE_IDS:
-            row = desk.call(two.read_state, each)
+            row = runner.call(two.read_state, each)
             assert (row.transactional_id, row.owner) == (each, owners[each])
-        assert set(_to_list(desk.call(one.transactional_ids))) == set(CONFUSABLE_IDS)
+        assert set(_to_list(runner.call(one.transactional_ids))) == set(CONFUSABLE_IDS)
 
     # ---- the transaction
 
-    def test_rows_and_record_are_committed_together(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
+    def test_rows_and_record_are_committed_together(self, pair: tuple[Any, Any], runner: CallRunner) -> None:
         one, two = pair
-        row = replace(desk.call(one.claim, ID), state=PreparedTxnState("7:1"))
-        txn = desk.call(one.begin)
-        desk.call(self.write, txn.handle, "a")
-        desk.call(txn.record, row)
-        desk.call(txn.commit)
-        assert desk.call(self.read, two) == {"a"}
-        assert desk.call(two.read_state, ID) == row
+        row = replace(runner.call(one.claim, ID), state=PreparedTxnState("7:1"))
+        txn = runner.call(one.begin)
+        runner.call(self.write, txn.handle, "a")
+        runner.call(txn.record, row)
+        runner.call(txn.commit)
+        assert runner.call(self.read, two) == {"a"}
+        assert runner.call(two.read_state, ID) == row
 
     @pytest.mark.parametrize("recorded", [False, True])
     def test_a_rollback_takes_both_back(
-        self, pair: tuple[Any, Any], desk: CallRunner, recorded: bool
+        self, pair: tuple[Any, Any], runner: CallRunner, recorded: bool
     ) -> None:
         """A rollback also works before anything is recorded, and repeating it is harmless."""
         one, two = pair
-        row = desk.call(one.claim, ID)
-        txn = desk.call(one.begin)
-        desk.call(self.write, txn.handle, "a")
+        row = runner.call(one.claim, ID)
+        txn = runner.call(one.begin)
+        runner.call(self.write, txn.handle, "a")
         if recorded:
-            desk.call(txn.record, replace(row, state=PreparedTxnState("7:1")))
-        desk.call(txn.rollback)
-        desk.call(txn.rollback)
-        assert desk.call(self.read, two) == set()
-        assert desk.call(two.read_state, ID) == row
-        self.commit(desk, one, row)  # the store still works
+            runner.call(txn.record, replace(row, state=PreparedTxnState("7:1")))
+        runner.call(txn.rollback)
+        runner.call(txn.rollback)
+        assert runner.call(self.read, two) == set()
+        assert runner.call(two.read_state, ID) == row
+        self.commit(runner, one, row)  # the store still works
 
-    def test_nothing_is_shown_before_the_commit(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
+    def test_nothing_is_shown_before_the_commit(self, pair: tuple[Any, Any], runner: CallRunner) -> None:
         one, two = pair
-        row = desk.call(one.claim, ID)
-        txn = desk.call(one.begin)
-        desk.call(self.write, txn.handle, "a")
-        desk.call(txn.record, replace(row, state=PreparedTxnState("7:1")))
-        visible_rows, state = desk.call(self.read, two), desk.call(two.read_state, ID)
-        desk.call(txn.rollback)
+        row = runner.call(one.claim, ID)
+        txn = runner.call(one.begin)
+        runner.call(self.write, txn.handle, "a")
+        runner.call(txn.record, replace(row, state=PreparedTxnState("7:1")))
+        visible_rows, state = runner.call(self.read, two), runner.call(two.read_state, ID)
+        runner.call(txn.rollback)
         assert visible_rows == set()
         assert state == row
 
-    def test_several_ids_are_recorded_or_none(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
+    def test_several_ids_are_recorded_or_none(self, pair: tuple[Any, Any], runner: CallRunner) -> None:
         """[DW-2] A writer of two clusters records two rows, or neither if one is fenced."""
         one, two = pair
-        rows = [desk.call(one.claim, each) for each in ("east", "west")]
+        rows = [runner.call(one.claim, each) for each in ("east", "west")]
         new = [replace(row, state=PreparedTxnState("7:1")) for row in rows]
-        txn = desk.call(one.begin)
+        txn = runner.call(one.begin)
         for row in new:
-            desk.call(txn.record, row)
-        desk.call(txn.commit)
-        assert [desk.call(two.read_state, row.transactional_id) for row in new] == new
+            runner.call(txn.record, row)
+        runner.call(txn.commit)
+        assert [runner.call(two.read_state, row.transactional_id) for row in new] == new
 
-        claimed = desk.call(two.claim, "west")
+        claimed = runner.call(two.claim, "west")
         later = [replace(row, state=PreparedTxnState("7:2")) for row in new]
-        assert self.is_fenced(desk, one, later)
-        assert [desk.call(two.read_state, row.transactional_id) for row in new] == [new[0], claimed]
+        assert self.is_fenced(runner, one, later)
+        assert [runner.call(two.read_state, row.transactional_id) for row in new] == [new[0], claimed]
 
-    def test_a_row_that_went_back_is_not_recorded_over(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
+    def test_a_row_that_went_back_is_not_recorded_over(
+        self, pair: tuple[Any, Any], runner: CallRunner
+    ) -> None:
         """[DW-12] The database lost this writer's last commit, and the next `record` reports it."""
         one, two = pair
-        row = desk.call(one.claim, ID)
+        row = runner.call(one.claim, ID)
         first, lost = (replace(row, state=PreparedTxnState(f"7:{epoch}")) for epoch in (1, 2))
-        self.commit(desk, one, first, row)
-        txn = desk.call(one.begin)
+        self.commit(runner, one, first, row)
+        txn = runner.call(one.begin)
         with pytest.raises(DatabaseBehind, match="7:2"):
-            desk.call(txn.record, replace(row, state=PreparedTxnState("7:3")), lost)
-        desk.call(txn.rollback)
-        assert desk.call(two.read_state, ID) == first
-        self.commit(desk, one, lost, first)
-        self.commit(desk, one, lost, lost)  # nothing was sent to Kafka: the row stays as it is
+            runner.call(txn.record, replace(row, state=PreparedTxnState("7:3")), lost)
+        runner.call(txn.rollback)
+        assert runner.call(two.read_state, ID) == first
+        self.commit(runner, one, lost, first)
+        self.commit(runner, one, lost, lost)  # nothing was sent to Kafka: the row stays as it is
 
     # ---- the fences
 
-    def test_who_was_claimed_from_cannot_commit(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
+    def test_who_was_claimed_from_cannot_commit(self, pair: tuple[Any, Any], runner: CallRunner) -> None:
         """[DW-2] A writer that stalls after `prepare` is fenced once another one has claimed its id."""
         one, two = pair
-        row = desk.call(one.claim, ID)
-        claimed = desk.call(two.claim, ID)
-        assert self.is_fenced(desk, one, [replace(row, state=PreparedTxnState("7:1"))])
-        assert desk.call(two.read_state, ID) == claimed
-        assert desk.call(self.read, two) == set()
-        self.commit(desk, two, replace(claimed, state=PreparedTxnState("7:2")))
+        row = runner.call(one.claim, ID)
+        claimed = runner.call(two.claim, ID)
+        assert self.is_fenced(runner, one, [replace(row, state=PreparedTxnState("7:1"))])
+        assert runner.call(two.read_state, ID) == claimed
+        assert runner.call(self.read, two) == set()
+        self.commit(runner, two, replace(claimed, state=PreparedTxnState("7:2")))
 
-    def test_an_id_without_a_row_cannot_be_recorded(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
+    def test_an_id_without_a_row_cannot_be_recorded(self, pair: tuple[Any, Any], runner: CallRunner) -> None:
         """[DW-2] The row was removed; creating it again would drop the fence that it holds."""
         one, two = pair
         row = StoredState(transactional_id=ID, owner="0" * 32, state=PreparedTxnState("7:1"))
-        assert self.is_fenced(desk, one, [row])
-        assert desk.call(two.read_state, ID) is None
+        assert self.is_fenced(runner, one, [row])
+        assert runner.call(two.read_state, ID) is None
 
     @pytest.mark.parametrize("commits", [False, True])
     def test_a_claim_sees_how_a_half_finished_commit_ends(
-        self, pair: tuple[Any, Any], desk: CallRunner, commits: bool
+        self, pair: tuple[Any, Any], runner: CallRunner, commits: bool
     ) -> None:
         """[DW-1] The claim waits for the commit and sees its state, or the commit fails."""
         one, two = pair
-        row = desk.call(one.claim, ID)
+        row = runner.call(one.claim, ID)
         new = replace(row, state=PreparedTxnState("7:1"))
-        txn = desk.call(one.begin)
-        desk.call(self.write, txn.handle, "a")
-        desk.call(txn.record, new)
-        claim = desk.call_in_thread(two.claim, ID)
+        txn = runner.call(one.begin)
+        runner.call(self.write, txn.handle, "a")
+        runner.call(txn.record, new)
+        claim = runner.call_in_thread(two.claim, ID)
         _wait_for_claim(claim)
         committed = False
         if commits:
             try:
-                desk.call(txn.commit)
+                runner.call(txn.commit)
                 committed = True
             except NotCommitted:
-                desk.call(txn.rollback)
+                runner.call(txn.rollback)
         else:
-            desk.call(txn.rollback)
+            runner.call(txn.rollback)
         claimed = claim.result(WAIT_S)
         assert claimed.state == (new.state if committed else row.state), "the claim looked too early"
         assert claimed.owner != row.owner
-        assert desk.call(self.read, two) == ({"a"} if committed else set())
-        assert desk.call(two.read_state, ID) == claimed
+        assert runner.call(self.read, two) == ({"a"} if committed else set())
+        assert runner.call(two.read_state, ID) == claimed
 
-    def test_of_many_claims_one_is_the_last(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
+    def test_of_many_claims_one_is_the_last(self, pair: tuple[Any, Any], runner: CallRunner) -> None:
         """[DW-1, DW-2] Each claim gets a different owner, and only the last owner can record."""
         one, two = pair
-        claims = [desk.call_in_thread(store.claim, ID) for store in (one, two) * 4]
+        claims = [runner.call_in_thread(store.claim, ID) for store in (one, two) * 4]
         rows = [claim.result(WAIT_S) for claim in claims]
         assert len({row.owner for row in rows}) == len(rows)
-        last = desk.call(one.read_state, ID)
+        last = runner.call(one.read_state, ID)
         assert last in rows
         others = [row for row in rows if row != last]
-        assert all(self.is_fenced(desk, two, [row]) for row in others)
-        self.commit(desk, one, replace(last, state=PreparedTxnState("7:1")))
+        assert all(self.is_fenced(runner, two, [row]) for row in others)
+        self.commit(runner, one, replace(last, state=PreparedTxnState("7:1")))
 
     # ---- helpers
 
     def commit(
-        self, desk: CallRunner, store: Any, row: StoredState, before: StoredState | None = None
+        self, runner: CallRunner, store: Any, row: StoredState, before: StoredState | None = None
     ) -> None:
         """Commit a transaction that records one row."""
-        txn = desk.call(store.begin)
-        desk.call(txn.record, row, before)
-        desk.call(txn.commit)
+        txn = runner.call(store.begin)
+        runner.call(txn.record, row, before)
+        runner.call(txn.commit)
 
-    def is_fenced(self, desk: CallRunner, store: Any, rows: Iterable[StoredState]) -> bool:
+    def is_fenced(self, runner: CallRunner, store: Any, rows: Iterable[StoredState]) -> bool:
         """Return whether a transaction that writes a row and records `rows` is refused as fenced.
 
         The refusal comes at the commit at the latest. [DW-3] The commit then raises NotCommitted: after any
         other error its outcome would be unknown.
         """
-        txn = desk.call(store.begin)
+        txn = runner.call(store.begin)
         try:
-            desk.call(self.write, txn.handle, "fenced")
+            runner.call(self.write, txn.handle, "fenced")
             for row in rows:
-                desk.call(txn.record, row)
-            desk.call(txn.commit)
+                runner.call(txn.record, row)
+            runner.call(txn.commit)
         except WriterFenced:
-            desk.call(txn.rollback)
+            runner.call(txn.rollback)
             return True
         except NotCommitted as exc:
-            desk.call(txn.rollback)
+            runner.call(txn.rollback)
             return isinstance(exc.cause, WriterFenced)
         return False
 

@@ -15,7 +15,7 @@ from tests.support.dual_world import World
 
 from tallystick import Admin, Consumer, Producer, aio
 from tallystick.dualwrite import CommitUnknown, DualWriter, Lease, WriteInDoubt, WriterPool
-from tallystick.dualwrite.block.transaction import DatabaseHalf
+from tallystick.dualwrite.block.transaction import DatabaseSide
 from tallystick.dualwrite.blocking.writer import Transaction
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.metrics import ClientMetrics
@@ -50,7 +50,7 @@ def count_outcomes(shown: Samples) -> dict[str, float]:
     return {each: shown["tallystick_dual_writes_total", (("outcome", each), SHOP)] for each in names}
 
 
-def insert(world: World, txn: DatabaseHalf[SqlTransaction], n: int) -> None:
+def insert(world: World, txn: DatabaseSide[SqlTransaction], n: int) -> None:
     txn.connection.execute(text(f"INSERT INTO {world.table} VALUES ({n}, 'a')"))
 
 

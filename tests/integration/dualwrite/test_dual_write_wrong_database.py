@@ -10,8 +10,8 @@ from sqlalchemy.pool import NullPool
 from tests.support.dual_world import NOTING, Crash, Crashed, MakeWorld, World
 
 from tallystick.dualwrite import DatabaseBehind, DualWriter, SqlStore
-from tallystick.dualwrite.blocking.halves import ClusterViews
-from tallystick.dualwrite.rules.recovery import ClusterHalf, Finding, Verdict
+from tallystick.dualwrite.blocking.participants import ClusterViews
+from tallystick.dualwrite.rules.recovery import ClusterSide, Finding, Verdict
 
 pytestmark = pytest.mark.server
 
@@ -58,8 +58,8 @@ def test_nor_where_the_cluster_does_not_describe_it(
     world = sqlite_world()
     decide(world)
     with monkeypatch.context() as unseen, DualWriter(SqlStore(other), world.config) as stranger:
-        half = ClusterHalf(txn_state=None, is_visible=False)
-        unseen.setattr(ClusterViews, "describe", lambda _self, _branch: half)
+        side = ClusterSide(txn_state=None, is_visible=False)
+        unseen.setattr(ClusterViews, "describe", lambda _self, _branch: side)
         for _ in range(2):
             with pytest.raises(DatabaseBehind, match="has never had the id"):
                 stranger.recover()

@@ -43,29 +43,29 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def calls() -> Iterator[CallRunner]:
+def runner() -> Iterator[CallRunner]:
     runner = CallRunner()
     yield runner
     runner.close()
 
 
 @pytest.fixture
-def store(place: Place, calls: CallRunner) -> Iterator["Leases"]:
+def store(place: Place, runner: CallRunner) -> Iterator["Leases"]:
     if place.is_async:
         engine = create_async_engine(place.url)
-        yield Leases(AsyncSqlStore(engine), calls, place)
-        calls.call(engine.dispose)
+        yield Leases(AsyncSqlStore(engine), runner, place)
+        runner.call(engine.dispose)
         return
     with stores.opened(place) as opened:
-        yield Leases(opened, calls, place)
+        yield Leases(opened, runner, place)
 
 
 class Leases:
     """A store's leases, blocking or not."""
 
-    def __init__(self, store: Any, calls: CallRunner, place: Place) -> None:
+    def __init__(self, store: Any, runner: CallRunner, place: Place) -> None:
         self._store = store
-        self._calls = calls
+        self._calls = runner
         self._place = place
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

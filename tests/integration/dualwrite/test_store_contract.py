@@ -41,7 +41,7 @@ if not settings.configured:
 class TestAsyncSqlStore(StoreSuite):
     @pytest.fixture(params=["postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy", "sqlite+aiosqlite"])
     def stores(
-        self, request: pytest.FixtureRequest, desk: CallRunner, tmp_path: Path
+        self, request: pytest.FixtureRequest, runner: CallRunner, tmp_path: Path
     ) -> Iterator[Callable[[], AsyncSqlStore]]:
         driver = request.param
         if driver.startswith("sqlite"):
@@ -51,11 +51,11 @@ class TestAsyncSqlStore(StoreSuite):
             url = make_url(server.url(server.new_database())).set(drivername=driver).render_as_string()
         engines = [create_async_engine(url) for _ in range(2)]
         self.engine = engines[0]
-        desk.call(self._make_table)
+        runner.call(self._make_table)
         made = iter(engines)
         yield lambda: AsyncSqlStore(next(made))
         for engine in engines:
-            desk.call(engine.dispose)
+            runner.call(engine.dispose)
 
     async def _make_table(self) -> None:
         async with self.engine.begin() as connection:
@@ -163,18 +163,18 @@ class LakeSuite(StoreSuite):
         DeltaTable.create(self.table, schema=pa.schema([("v", pa.string())]))
         return self.table
 
-    def test_several_ids_are_recorded_or_none(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
+    def test_several_ids_are_recorded_or_none(self, pair: tuple[Any, Any], runner: CallRunner) -> None:
         """A commit has one entry, so a second id is refused and takes the transaction with it."""
         one, two = pair
-        rows = [desk.call(one.claim, each) for each in ("east", "west")]
-        txn = desk.call(one.begin)
-        desk.call(self.write, txn.handle, "a")
-        desk.call(txn.record, rows[0])
+        rows = [runner.call(one.claim, each) for each in ("east", "west")]
+        txn = runner.call(one.begin)
+        runner.call(self.write, txn.handle, "a")
+        runner.call(txn.record, rows[0])
         with pytest.raises(NotSupported, match="one cluster for each writer"):
-            desk.call(txn.record, rows[1])
-        desk.call(txn.rollback)
-        assert [desk.call(two.read_state, row.transactional_id) for row in rows] == rows
-        assert desk.call(self.read, two) == set()
+            runner.call(txn.record, rows[1])
+        runner.call(txn.rollback)
+        assert [runner.call(two.read_state, row.transactional_id) for row in rows] == rows
+        assert runner.call(self.read, two) == set()
 
 
 class TestDeltaStore(LakeSuite):

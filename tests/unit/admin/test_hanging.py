@@ -14,8 +14,8 @@ from tallystick.admin.txn.hanging import (
     HangingCase,
     HangingFinding,
     HangingVerdict,
+    assess_transactions,
     is_late,
-    judge_transactions,
 )
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import replace
@@ -69,7 +69,7 @@ def look(
 
 
 def found(at: ClusterSnapshot) -> HangingFinding:
-    (case,) = judge_transactions(at, LIMIT)
+    (case,) = assess_transactions(at, LIMIT)
     return case.finding
 
 
@@ -145,8 +145,8 @@ def test_all_small_inputs() -> None:
     """[ADM-1] HANGING takes two looks, and only where nobody will end it."""
     seen = set()
     for world in WORLDS:
-        first = judge_transactions(look_at(world), LIMIT)
-        (again,) = judge_transactions(look_at(world), LIMIT, first)
+        first = assess_transactions(look_at(world), LIMIT)
+        (again,) = assess_transactions(look_at(world), LIMIT, first)
         seen.add(again.finding)
         assert first[0].finding is again.finding
         assert first[0].verdict is not HangingVerdict.HANGING, world
@@ -168,17 +168,17 @@ def test_all_small_inputs() -> None:
 
 def test_a_second_look_must_be_at_the_same_transaction() -> None:
     """[ADM-1] Another transaction of the same producer in the same partition is suspected, not hanging."""
-    first = judge_transactions(look(), LIMIT)
+    first = assess_transactions(look(), LIMIT)
     assert first[0].verdict is HangingVerdict.SUSPECTED
     for other in (opened(start=11), opened(6)):
-        assert judge_transactions(look(one=other), LIMIT, first)[0].verdict is HangingVerdict.SUSPECTED
-    assert judge_transactions(look(), LIMIT, first)[0].verdict is HangingVerdict.HANGING
+        assert assess_transactions(look(one=other), LIMIT, first)[0].verdict is HangingVerdict.SUSPECTED
+    assert assess_transactions(look(), LIMIT, first)[0].verdict is HangingVerdict.HANGING
 
 
 def test_a_transaction_that_ran_on_in_the_first_look_is_not_hanging_in_the_second() -> None:
-    running = judge_transactions(look(coordinated("Ongoing", 5, HERE)), LIMIT)
+    running = assess_transactions(look(coordinated("Ongoing", 5, HERE)), LIMIT)
     assert (
-        judge_transactions(look(coordinated("CompleteCommit", 6)), LIMIT, running)[0].verdict
+        assess_transactions(look(coordinated("CompleteCommit", 6)), LIMIT, running)[0].verdict
         is HangingVerdict.SUSPECTED
     )
 
@@ -213,7 +213,7 @@ def test_of_two_ids_with_one_producer_id_the_more_careful_finding_holds() -> Non
 
 @pytest.mark.parametrize("last_ms", [None, NOW + 1])
 def test_timestamps_that_say_nothing_hide_nothing(last_ms: int | None) -> None:
-    (case,) = judge_transactions(look(one=opened(last_ms=last_ms)), LIMIT)
+    (case,) = assess_transactions(look(one=opened(last_ms=last_ms)), LIMIT)
     assert case.idle_ms is None
     assert is_late(case, LIMIT)
 
@@ -221,7 +221,7 @@ def test_timestamps_that_say_nothing_hide_nothing(last_ms: int | None) -> None:
 def test_lateness_is_measured_from_the_start_where_a_coordinator_knows_it() -> None:
     def case(last_ms: int, started_ms: int) -> HangingCase:
         view = coordinated("Ongoing", 5, HERE, started_ms=started_ms)
-        return judge_transactions(look(view, opened(last_ms=last_ms)), LIMIT)[0]
+        return assess_transactions(look(view, opened(last_ms=last_ms)), LIMIT)[0]
 
     busy = case(last_ms=NOW, started_ms=NOW - LIMIT - 1)
     assert (busy.verdict, is_late(busy, LIMIT)) == (HangingVerdict.SLOW, True)

@@ -1,4 +1,4 @@
-"""What both coordinators rest on: lanes, deadlines and lost partitions, with commands that mean nothing."""
+"""What both coordinators rest on: queues, deadlines and lost partitions, with commands that mean nothing."""
 
 import asyncio
 import logging
@@ -87,9 +87,9 @@ class Counters:
         answer_all(group, self.totals[key])
 
     def enqueue_or_answer(
-        self, key: str, pending: PendingCommand[int, int], lane: CommandQueue[int, int]
+        self, key: str, pending: PendingCommand[int, int], queue: CommandQueue[int, int]
     ) -> None:
-        self.runtime.enqueue(lane.waiting, pending)
+        self.runtime.enqueue(queue.waiting, pending)
 
     def take_next_commands(
         self, key: str, queue: deque[PendingCommand[int, int]]

@@ -99,9 +99,9 @@ def test_requests_leave_in_the_order_of_the_calls_also_those_before_the_connecti
         await cluster.start()
         wanted = [f"group-{n}" for n in range(40)]
         requests = [HeartbeatRequest(group_id=g, generation_id=1, member_id="m") for g in wanted]
-        pending = [cluster.submit(1, request, lane="fresh") for request in requests[:20]]
+        pending = [cluster.submit(1, request, connection_name="fresh") for request in requests[:20]]
         await pending[0]
-        pending += [cluster.submit(1, request, lane="fresh") for request in requests[20:]]
+        pending += [cluster.submit(1, request, connection_name="fresh") for request in requests[20:]]
         await asyncio.gather(*pending)
         assert [getattr(seen.request, "group_id", "") for seen in of(ApiKey.HEARTBEAT, broker)] == wanted
 
@@ -134,13 +134,13 @@ def test_no_more_than_five_await_an_answer() -> None:
     run(story)
 
 
-def test_what_waits_in_one_lane_does_not_hold_up_another() -> None:
+def test_what_waits_on_one_connection_does_not_hold_up_another() -> None:
     async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
         broker.scripts[ApiKey.END_TXN] = lambda _: None
         await cluster.start()
         stuck = cluster.submit(1, END)
         beat = HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
-        assert await cluster.send(1, beat, HeartbeatResponse, lane="group") == HeartbeatResponse()
+        assert await cluster.send(1, beat, HeartbeatResponse, connection_name="group") == HeartbeatResponse()
         assert not stuck.done()
 
     run(story, ScriptedBroker(scripts={ApiKey.HEARTBEAT: lambda _: HeartbeatResponse()}))
@@ -677,7 +677,7 @@ def test_close_ends_every_wait_at_once() -> None:
                 cluster.send(1, END, EndTxnResponse),
                 cluster.find_coordinator("group", "g"),
                 cluster.refresh(["x"]),
-                cluster.send(1, END, EndTxnResponse, lane="second"),
+                cluster.send(1, END, EndTxnResponse, connection_name="second"),
                 cluster.run_with_retries(
                     "EndTxn", "t", ending(cluster), cluster.start_deadline("max.block.ms", 60_000)
                 ),

@@ -115,14 +115,14 @@ def read(
 
 
 def effects(plan: ActionPlan) -> dict[str, str]:
-    return {side.name: side.effect for side in plan.halves}
+    return {side.name: side.effect for side in plan.sides}
 
 
 @pytest.mark.parametrize(("description", "row"), list(product(DESCRIPTIONS, ROWS)))
 def test_resolve_does_what_recovery_would_and_nothing_else(
     description: TransactionDescription | None, row: StoredState | None
 ) -> None:
-    """Over every small combination of halves: the plan's verdict is `dualwrite.rules.recovery`'s."""
+    """Over every small combination of sides: the plan's verdict is `dualwrite.rules.recovery`'s."""
     reading = read(description, row)
     plan = plan_action(RESOLVE, reading, SERVERS)
     side = find_views(reading.snapshot, NAME).store
@@ -175,7 +175,7 @@ def test_a_cluster_that_does_not_show_the_id_leaves_the_comparison_to_recovery()
     plan = plan_action(RESOLVE, read(None, make_row(state=WRITER), known=False), SERVERS)
     assert plan.guard is Guard.READY
     assert "exactly what the row names, and aborted otherwise" in effects(plan)["Kafka"]
-    assert "does not describe it" in plan.halves[0].now[0]
+    assert "does not describe it" in plan.sides[0].now[0]
     assert plan_action(TERMINATE, read(None, known=False), SERVERS).guard is Guard.REFUSED
 
 
@@ -187,7 +187,7 @@ def test_a_store_that_cannot_be_read_is_an_objection() -> None:
     plan = plan_action(TERMINATE, read(describe(timeout_ms=60_000), None, away), SERVERS)
     assert plan.guard is Guard.REASON
     assert plan.objections == ("mysql://away/shop could not be read: it may have committed it.",)
-    (side,) = [side for side in plan.halves if side.name == "mysql://away/shop"]
+    (side,) = [side for side in plan.sides if side.name == "mysql://away/shop"]
     assert side.now == ("It could not be read.",)
     assert plan.failures == ("mysql://away/shop: OperationalError: away",)
     otherwise = replace(away, status=PartStatus(failures=("it has not answered for 7 s",)))
@@ -302,7 +302,7 @@ def test_a_marker_looks_at_the_database_of_the_id() -> None:
     assert plan.guard is Guard.REASON
     assert f"{STORE} has committed it" in plan.objections[0]
     assert "does not check the start offset" in plan.cautions[0]
-    assert [side.name for side in plan.halves] == ["Kafka, orders-0", "Kafka", STORE]
+    assert [side.name for side in plan.sides] == ["Kafka, orders-0", "Kafka", STORE]
 
 
 def test_a_marker_for_what_is_not_open_is_refused() -> None:
@@ -372,7 +372,7 @@ def test_a_reset_says_what_is_read_again_and_what_is_passed_over(
         ResetOffsets(group_id="g", target=ResetTarget.EARLIEST), read_group(current, target), SERVERS
     )
     assert (plan.guard, plan.consequences) == (Guard.READY, (text,))
-    assert "a transaction that is not decided yet would replace it" in plan.halves[0].now[1]
+    assert "a transaction that is not decided yet would replace it" in plan.sides[0].now[1]
 
 
 def test_a_group_with_members_is_not_moved() -> None:
@@ -406,7 +406,7 @@ def test_a_partition_that_is_not_listed_counts_in_the_digest() -> None:
     last = TopicPartition("orders", 299)
     moves[last] = OffsetMove(current=at(6), target=at(0))
     after = plan_action(request, replace(read_group(), moves=moves), SERVERS)
-    assert before.halves == after.halves
+    assert before.sides == after.sides
     assert list_changes(before, after)
 
 

@@ -26,7 +26,7 @@ from tallystick.kernel.errors import Effect, InDoubt
 from tallystick.spark.protocol.errors import DecisionBroken, SinkError
 
 LOOK_UP = LookUp(command="tallystick transactions describe", meaning="CompleteAbort: it was done.")
-PLAN = ActionPlan(kind="abort", title="t", subject="s", confirmation="s", halves=(), look_ups=(LOOK_UP,))
+PLAN = ActionPlan(kind="abort", title="t", subject="s", confirmation="s", sides=(), look_ups=(LOOK_UP,))
 TIMED_OUT: ClientError = TimedOut("default.api.timeout.ms", 1, "InitProducerId").after(Effect.UNKNOWN)
 
 

@@ -231,9 +231,9 @@ def test_every_command_can_be_typed_and_whatever_needs_action_has_one() -> None:
         assert find_problem(words) is None, command
 
 
-def test_txn_descriptions_of_recovery_are_what_judge_is_given() -> None:
+def test_txn_descriptions_of_recovery_are_what_assess_is_given() -> None:
     """A guard for the tests above: `Ongoing` and the pair of the row is what recovery calls DECIDED."""
-    side = recovery.ClusterHalf(
+    side = recovery.ClusterSide(
         txn_state=TxnDescription(state="Ongoing", identity=pair(5, 3)), cluster_id="cluster-1"
     )
-    assert recovery.compare_halves(make_row(state=pair(5, 3)), side) is recovery.Finding.DECIDED
+    assert recovery.compare_sides(make_row(state=pair(5, 3)), side) is recovery.Finding.DECIDED

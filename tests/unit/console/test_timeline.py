@@ -19,7 +19,7 @@ def draw_finding(finding: Finding, state: str) -> dict[str, TimelineEvent]:
     assert isinstance(side, StoreSide)
     side = replace(side, finding=finding, verdict=VERDICTS[finding, Mode.TWO_PHASE])
     transaction = replace(each, views=replace(each.views, store=side))
-    return {event.lane: event for event in list_events(transaction)}
+    return {event.row: event for event in list_events(transaction)}
 
 
 @pytest.mark.parametrize("finding", Finding)

@@ -222,7 +222,7 @@ def test_any_query_is_a_filter(query: dict[str, str]) -> None:
 
 def test_a_time_line_shows_what_is_missing() -> None:
     (each,) = decided_and_abandoned().transactions
-    events = [(event.lane, event.label, event.is_done) for event in list_events(each)]
+    events = [(event.row, event.label, event.is_done) for event in list_events(each)]
     assert events == [
         ("coordinator", "begun", True),
         ("orders-0", "data", True),
@@ -232,21 +232,21 @@ def test_a_time_line_shows_what_is_missing() -> None:
     ]
 
 
-def test_lanes_and_events_fit_into_the_drawing() -> None:
+def test_rows_and_events_fit_into_the_drawing() -> None:
     for state in (decided_and_abandoned(), hanging()):
         timeline = draw(list_events(state.transactions[0]))
         assert all(
             0 < drawn.x < timeline.width and 0 < drawn.y < timeline.height for drawn in timeline.events
         )
-        assert len({lane.y for lane in timeline.lanes}) == len(timeline.lanes)
+        assert len({row.y for row in timeline.rows}) == len(timeline.rows)
 
 
-def test_a_transaction_of_many_partitions_is_drawn_in_few_lanes() -> None:
+def test_a_transaction_of_many_partitions_is_drawn_in_few_rows() -> None:
     description = describe(partitions=[type(ORDERS)("orders", number) for number in range(50)])
     (each,) = show(make_snapshot(description)).transactions
     timeline = draw(list_events(each))
-    assert [lane.name for lane in timeline.lanes][-1] == "other partitions"
-    assert len(timeline.lanes) <= 10
+    assert [row.name for row in timeline.rows][-1] == "other partitions"
+    assert len(timeline.rows) <= 10
 
 
 @pytest.mark.parametrize(

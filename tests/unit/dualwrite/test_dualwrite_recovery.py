@@ -10,12 +10,12 @@ from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.recovery import (
     VERDICTS,
-    ClusterHalf,
+    ClusterSide,
     Finding,
     RecoveredId,
     Report,
     Verdict,
-    compare_halves,
+    compare_sides,
     is_older,
 )
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
@@ -63,15 +63,15 @@ def rows() -> Iterator[StoredState]:
             yield row(name, settled=settled, former=former, cluster=cluster)
 
 
-def shown() -> Iterator[ClusterHalf]:
-    yield ClusterHalf(txn_state=None, cluster_id=HERE)
-    yield ClusterHalf(txn_state=None, cluster_id=None)
-    yield ClusterHalf(txn_state=None, is_visible=False, cluster_id=HERE)
+def shown() -> Iterator[ClusterSide]:
+    yield ClusterSide(txn_state=None, cluster_id=HERE)
+    yield ClusterSide(txn_state=None, cluster_id=None)
+    yield ClusterSide(txn_state=None, is_visible=False, cluster_id=HERE)
     for state, identity, forced in product(STATES, PAIRS, (None, *PAIRS)):
         seen = TxnDescription(
             state=state, identity=identity, forced_identities=frozenset({forced} if forced else ())
         )
-        yield ClusterHalf(txn_state=seen, cluster_id=HERE)
+        yield ClusterSide(txn_state=seen, cluster_id=HERE)
 
 
 COMBINATIONS = list(product(rows(), shown()))
@@ -82,7 +82,7 @@ def test_every_combination_has_a_finding_and_every_finding_a_verdict_in_every_mo
     state passed in the argument and either commit or abort"."""
     met = set()
     for stored, held in COMBINATIONS:
-        finding = compare_halves(stored, held)
+        finding = compare_sides(stored, held)
         met.add(finding)
         exact = (
             held.open_transaction is not None
@@ -105,7 +105,7 @@ def test_what_is_older_than_the_row_halts() -> None:
         older = is_older(stored, held.open_transaction) or (
             stored.settled and held.open_transaction == stored.state.identity
         )
-        assert (compare_halves(stored, held) is Finding.AHEAD) == older, (stored, held)
+        assert (compare_sides(stored, held) is Finding.AHEAD) == older, (stored, held)
 
 
 def test_what_is_open_is_never_left_open() -> None:
@@ -119,13 +119,13 @@ def test_what_is_open_is_never_left_open() -> None:
     }
     for stored, held in COMBINATIONS:
         if held.open_transaction is not None:
-            assert {VERDICTS[compare_halves(stored, held), mode] for mode in Mode} <= ends, (stored, held)
+            assert {VERDICTS[compare_sides(stored, held), mode] for mode in Mode} <= ends, (stored, held)
 
 
 def test_a_foreign_cluster_is_found_before_anything_else() -> None:
     for stored, held in COMBINATIONS:
         if stored.cluster_id == ELSEWHERE and held.cluster_id == HERE:
-            assert compare_halves(stored, held) is Finding.FOREIGN
+            assert compare_sides(stored, held) is Finding.FOREIGN
 
 
 def test_verdicts_that_halt_for_what_is_stored_do_so_in_every_mode() -> None:
@@ -167,13 +167,13 @@ def test_the_rows_of_the_table(
     stored: StoredState, held: tuple[str, int, int] | None, finding: Finding
 ) -> None:
     seen = None if held is None else TxnDescription(state=held[0], identity=pair(held[1], held[2]))
-    assert compare_halves(stored, ClusterHalf(txn_state=seen, cluster_id=HERE)) is finding
+    assert compare_sides(stored, ClusterSide(txn_state=seen, cluster_id=HERE)) is finding
 
 
 def test_a_forced_outcome_outweighs_a_later_transaction() -> None:
     """It was ended for its client, and then another one began: the sides differ all the same."""
     seen = TxnDescription(state="Ongoing", identity=pair(5, 2), forced_identities=frozenset({pair(5, 1)}))
-    assert compare_halves(row(pair(5, 1)), ClusterHalf(txn_state=seen, cluster_id=HERE)) is Finding.FORCED
+    assert compare_sides(row(pair(5, 1)), ClusterSide(txn_state=seen, cluster_id=HERE)) is Finding.FORCED
 
 
 def test_a_report_says_what_was_found_and_done() -> None:
@@ -193,9 +193,9 @@ def test_a_report_says_what_was_found_and_done() -> None:
 def test_only_an_abort_after_a_row_that_notes_is_the_rows() -> None:
     """[DW-13] A writer of an earlier version has noted nothing: its ordinary aborts look the same."""
     name, later = PAIRS[0], replace(PAIRS[0], epoch=ProducerEpoch(PAIRS[0].epoch + 3))
-    held = ClusterHalf(
+    held = ClusterSide(
         txn_state=TxnDescription(state="CompleteAbort", identity=later, forced_identities=frozenset()),
         cluster_id=HERE,
     )
-    assert compare_halves(row(name), held) is Finding.OVERRULED
-    assert compare_halves(row(name, notes=False), held) is Finding.UNPROVEN
+    assert compare_sides(row(name), held) is Finding.OVERRULED
+    assert compare_sides(row(name, notes=False), held) is Finding.UNPROVEN

@@ -18,14 +18,14 @@ from tallystick.dualwrite.rules.idempotency import (
     KeyOfCall,
     KeyOutcome,
     KeyResult,
+    assess_key,
     check_keys_supported,
     describe_call,
     encode_result,
     get_default_scope,
-    judge_key,
 )
 from tallystick.dualwrite.rules.model import StoredState
-from tallystick.dualwrite.rules.recovery import ClusterHalf
+from tallystick.dualwrite.rules.recovery import ClusterSide
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
 
@@ -80,19 +80,19 @@ def test_a_key_answers_for_what_is_committed_in_both_halves(
     """[DW-28]"""
     named: dict[str, Any] = {"state": NAMED, "notes": True, "transaction_version": 2, "timeout_ms": 3000}
     stored = StoredState(**({"transactional_id": "t", "owner": "o"} | named | row))
-    half = None
+    side = None
     if shown is not None:
         identity = ProducerIdAndEpoch(ProducerId(5), ProducerEpoch(shown[1]))
-        half = ClusterHalf(txn_state=TxnDescription(state=shown[0], identity=identity))
-    assert judge_key(NAMED, stored, half) is outcome
+        side = ClusterSide(txn_state=TxnDescription(state=shown[0], identity=identity))
+    assert assess_key(NAMED, stored, side) is outcome
 
 
 def test_a_key_of_what_the_cluster_does_not_show_is_not_known_where_it_may_have_timed_out() -> None:
     """[DW-28]"""
-    unseen = ClusterHalf(txn_state=None, is_visible=False)
+    unseen = ClusterSide(txn_state=None, is_visible=False)
     row = StoredState(transactional_id="t", owner="o", state=NAMED, timeout_ms=3000)
-    assert judge_key(NAMED, row, unseen) is KeyOutcome.UNKNOWN
-    assert judge_key(NAMED, replace(row, timeout_ms=None), unseen) is KeyOutcome.COMMITTED
+    assert assess_key(NAMED, row, unseen) is KeyOutcome.UNKNOWN
+    assert assess_key(NAMED, replace(row, timeout_ms=None), unseen) is KeyOutcome.COMMITTED
 
 
 class Status(str, Enum):  # noqa: UP042 - what people have

@@ -17,11 +17,11 @@ from tallystick.dualwrite.rules.leases import (
     LeaseState,
     Lending,
     RecoveryAttempts,
+    assess_giving_back,
+    assess_lending,
     choose_leases,
     find_expired,
     find_lost,
-    judge_giving_back,
-    judge_lending,
 )
 from tallystick.kernel.settings import BadConfig
 
@@ -106,12 +106,12 @@ def test_a_renewal_names_what_was_lost() -> None:
     [(None, Lending.DROP), (NOW_MS, Lending.PARK), (NOW_MS - 1, Lending.PARK), (NOW_MS + 1, Lending.LEND)],
 )
 def test_a_writer_is_lent_while_its_lease_lasts(usable_until_ms: int | None, lending: Lending) -> None:
-    assert judge_lending(usable_until_ms, NOW_MS) is lending
+    assert assess_lending(usable_until_ms, NOW_MS) is lending
 
 
 def test_only_what_is_finished_is_given_back_at_once() -> None:
     judged = {
-        (ready, busy): judge_giving_back(is_ready=ready, is_busy=busy)
+        (ready, busy): assess_giving_back(is_ready=ready, is_busy=busy)
         for ready, busy in product((False, True), repeat=2)
     }
     assert judged == {

@@ -94,15 +94,15 @@ def failures(store: type[OwnStore], folder: Path) -> Iterable[str]:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("CREATE TABLE values_of_user (value TEXT)")
             connection.close()
-            desk = CallRunner()
+            runner = CallRunner()
             one, two = store(path), store(path)
             one.create()
             try:
-                method((one, two), desk, **more)
+                method((one, two), runner, **more)
             except (Exception, pytest.fail.Exception):
                 yield name
             finally:
-                desk.close()
+                runner.close()
 
 
 @pytest.mark.gate(1)

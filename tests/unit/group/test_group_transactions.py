@@ -105,8 +105,8 @@ async def test_a_commit_that_the_log_refuses_changes_nothing_and_says_why() -> N
 
 
 @on_a_loop
-async def test_a_marker_takes_no_lane_and_waits_for_its_turn() -> None:
-    """[GRP-7] A group's lane is busy, and the marker is appended all the same, and applied behind it."""
+async def test_a_marker_takes_no_place_in_the_queue_and_waits_for_its_turn() -> None:
+    """[GRP-7] A group's queue is busy, and the marker is appended all the same, and applied behind it."""
     async with World() as world:
         log = world.topic.partitions[0]
         log.gate.clear()
@@ -303,7 +303,7 @@ async def test_a_member_that_heartbeats_does_not_notice_markers() -> None:
 
 
 @on_a_loop
-async def test_what_queues_behind_a_full_lane_is_one_transaction_after_the_other() -> None:
+async def test_what_queues_behind_a_full_queue_is_one_transaction_after_the_other() -> None:
     """Offsets of one transaction in several requests keep their order."""
     async with World() as world:
         log = world.topic.partitions[0]

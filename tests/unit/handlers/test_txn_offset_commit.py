@@ -455,7 +455,7 @@ async def test_a_commit_that_was_verified_before_the_end_opens_nothing_after_it(
 
 @on_a_loop
 async def test_offsets_that_wait_for_the_disk_while_their_producer_is_replaced_are_not_written() -> None:
-    """[TXN-13] The group's lane may be taken for seconds, and the transaction be kept meanwhile."""
+    """[TXN-13] The group's queue may be taken for seconds, and the transaction be kept meanwhile."""
     async with leader(flush_policy="ack") as desk:
         old = await claimed(desk)
         assert await code(desk, old, IMPLICIT, rows={0: 5}) == 0

@@ -10,12 +10,12 @@ from tallystick.lake.entries import (
     CommitOutcome,
     LakeEntry,
     Standing,
+    assess_outcome,
+    assess_standing,
     choose_entry,
     decode_entry,
     encode_entry,
     find_unsettled,
-    judge_outcome,
-    judge_standing,
 )
 from tallystick.lake.errors import BadEntry, EntryLost
 
@@ -31,7 +31,7 @@ def test_only_the_owner_commits_and_nothing_is_committed_twice() -> None:
     """[LAK-1] All combinations of what the table has and what is to be committed."""
     standings = set()
     for current, wanted in product(SMALL, filter(None, SMALL)):
-        standing = judge_standing(current, wanted)
+        standing = assess_standing(current, wanted)
         standings.add(standing)
         is_there = current is not None and current.commit == wanted.commit
         is_owner = current is not None and current.owner == wanted.owner
@@ -44,7 +44,7 @@ def test_an_error_is_an_outcome_only_if_the_version_exists() -> None:
     """[LAK-1] A version that does not exist yet may still be written by the request whose answer was lost."""
     outcomes = set()
     for current, wanted, exists in product(SMALL, filter(None, SMALL), (False, True)):
-        outcome = judge_outcome(current, wanted, exists=exists)
+        outcome = assess_outcome(current, wanted, exists=exists)
         outcomes.add(outcome)
         assert (outcome is CommitOutcome.UNKNOWN) == (not exists)
         if outcome is CommitOutcome.COMMITTED:

@@ -27,7 +27,7 @@ from tallystick.dualwrite.blocking.leases import LeasedStore
 from tallystick.dualwrite.errors import HeuristicMixed, Outcome
 from tallystick.dualwrite.tracing import get_database_system
 from tallystick.kernel.errors import InDoubt
-from tallystick.otel.conventions import LINKS_MAX, TraceOutcome, judge_block, name_span
+from tallystick.otel.conventions import LINKS_MAX, TraceOutcome, assess_block, name_span
 from tallystick.otel.metrics import list_producer_names
 from tallystick.otel.propagation import has_context, list_links, read_context, read_span_context
 from tallystick.otel.spans import AttachedContext, SpanScope, SpanStarter
@@ -42,7 +42,7 @@ def record(headers: tuple[tuple[str, bytes | None], ...]) -> ConsumerRecord:
 
 def test_a_block_that_has_not_begun_is_aborted_whatever_the_last_one_was() -> None:
     errors = [None, ValueError("no"), InDoubt("lost")]
-    judged = {judge_block(exc, value, has_begun=False) for exc, value in product(errors, Outcome)}
+    judged = {assess_block(exc, value, has_begun=False) for exc, value in product(errors, Outcome)}
     assert judged == {TraceOutcome.ABORTED}
 
 
@@ -55,9 +55,9 @@ def test_a_block_that_has_not_begun_is_aborted_whatever_the_last_one_was() -> No
     ],
 )
 def test_a_block_that_has_begun_has_the_outcome_of_its_writer(value: Outcome, expected: TraceOutcome) -> None:
-    assert judge_block(None, value, has_begun=True) is expected
-    assert judge_block(ValueError("no"), value, has_begun=True) is expected
-    assert judge_block(HeuristicMixed("differ"), value, has_begun=True) is TraceOutcome.TORN
+    assert assess_block(None, value, has_begun=True) is expected
+    assert assess_block(ValueError("no"), value, has_begun=True) is expected
+    assert assess_block(HeuristicMixed("differ"), value, has_begun=True) is TraceOutcome.TORN
 
 
 def test_a_span_is_named_by_its_operation_and_destination() -> None:

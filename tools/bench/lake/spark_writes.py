@@ -151,7 +151,7 @@ def write(results: LakeResults) -> str:
         f"{describe_machine()} {software}.\n\nCommand: `{results.command}`. Medians of {count} batches.",
         _format_comparison("A batch into a Delta table, `local[2]`", results, large, PAIRS),
     ]
-    parts += [_format_joint_decision(results, case) for case in cases if case.rows == SMALL_ROWS]
+    parts += [_format_common_decision(results, case) for case in cases if case.rows == SMALL_ROWS]
     return replace_section("\n\n".join(parts), BEGIN, END)
 
 
@@ -173,7 +173,7 @@ def _format_comparison(
     return f"### {title}\n\n{format_table(head, lines)}"
 
 
-def _format_joint_decision(results: LakeResults, case: Case) -> str:
+def _format_common_decision(results: LakeResults, case: Case) -> str:
     """Return what deciding in the table adds to a batch that is decided in a topic."""
     turns = [turn for turn in results.turns[case] if turn["writer"] == OURS_JOINT]
     claims, decisions = ([turn["commits_ms"][at] for turn in turns] for at in (0, 1))
@@ -186,8 +186,8 @@ def _format_joint_decision(results: LakeResults, case: Case) -> str:
     ]
     for writer in case.writers:
         lines.append([f"a batch: {writer}", format_times(results, case, writer)])
-    joint, alone = (results.list_values(case, writer, "elapsed") for writer in (OURS_JOINT, OURS_TOPIC))
-    added_ms = statistics.median(one - other for one, other in zip(joint, alone, strict=True)) * 1e3
+    common, alone = (results.list_values(case, writer, "elapsed") for writer in (OURS_JOINT, OURS_TOPIC))
+    added_ms = statistics.median(one - other for one, other in zip(common, alone, strict=True)) * 1e3
     miss = "" if added_ms <= ADDED_MS_MAX else " (missed)"
     lines.append(
         ["topic and table over the topic alone", f"{added_ms:.0f} ms (goal <= {ADDED_MS_MAX:g} ms){miss}"]

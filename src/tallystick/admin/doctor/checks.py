@@ -56,7 +56,7 @@ class Question(Value, kw_only=True):
     now_ms: int
 
 
-def judge(question: Question) -> list[DoctorRow]:
+def assess(question: Question) -> list[DoctorRow]:
     """Return a row for every check; without a broker that answers, only those of the connection."""
     findings = list(_check_servers(question))
     if any(not server.failure for server in question.facts.servers):
@@ -289,10 +289,10 @@ def _check_rights(question: Question) -> Iterator[DoctorRow]:
                 action=f"name one with {option}",
             )
         for resource in resources:
-            yield from _judge_resource(question, resource, operations)
+            yield from _assess_resource(question, resource, operations)
 
 
-def _judge_resource(
+def _assess_resource(
     question: Question, resource: Resource, operations: Collection[AclOperation]
 ) -> Iterator[DoctorRow]:
     rights = question.facts.rights[resource]
@@ -300,7 +300,7 @@ def _judge_resource(
     for operation in operations:
         if operation is AclOperation.TWO_PHASE_COMMIT and not _offers_two_phase(question.facts):
             continue  # There is nothing to grant: the row of the mode says so.
-        status, detail, action = _judge_operation(question, resource, rights, operation)
+        status, detail, action = _assess_operation(question, resource, rights, operation)
         yield DoctorRow(
             area="rights",
             check=f"{format_operation(operation)} on {on}",
@@ -310,7 +310,7 @@ def _judge_resource(
         )
 
 
-def _judge_operation(
+def _assess_operation(
     question: Question, resource: Resource, rights: ResourceRights, operation: AclOperation
 ) -> tuple[Status, str, str]:
     needing = [

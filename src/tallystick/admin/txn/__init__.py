@@ -1,4 +1,4 @@
-"""Open transactions for an operator: list, judge, abort, complete and follow them (KIP-664, KIP-939).
+"""Open transactions for an operator: list, assess, abort, complete and follow them (KIP-664, KIP-939).
 
 transactions, transaction_requests    the calls
 snapshots, hanging                    one picture of a cluster, and the pure verdicts on it

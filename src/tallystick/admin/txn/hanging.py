@@ -20,7 +20,7 @@ partitions (DescribeProducers):
 Two looks are needed for a proof [ADM-1]. A coordinator adds a partition before the first record is written
 and drops it after the marker. So if a transaction is open in the partition at t1, absent from its coordinator
 at t2 and open at t3 with the same first offset, no marker was written in between and none will be. So
-`judge_transactions` says SUSPECTED on a first look; only a second look at the same transaction says HANGING.
+`assess_transactions` says SUSPECTED on a first look; only a second look at the same transaction says HANGING.
 
 Differences from `kafka-transactions.sh find-hanging`: epochs are compared, as the KIP asks and Kafka's tool
 does not; a coordinator that could not be asked makes a case undecidable, not hanging; "slow" is measured from
@@ -131,7 +131,7 @@ class HangingCase(Value, kw_only=True):
     open_ms: int | None  # since it began; None when no coordinator has it
 
 
-def judge_transactions(
+def assess_transactions(
     look: ClusterSnapshot, limit_ms: int, earlier: Iterable[HangingCase] = ()
 ) -> tuple[HangingCase, ...]:
     """Judge each open transaction.
@@ -145,12 +145,12 @@ def judge_transactions(
     """
     before = {c.transaction.key for c in earlier if VERDICT_BY_FINDING[c.finding] is HangingVerdict.HANGING}
     return tuple(
-        _judge_one(transaction, look, limit_ms, transaction.key in before)
+        _assess_one(transaction, look, limit_ms, transaction.key in before)
         for transaction in look.open_transactions
     )
 
 
-def _judge_one(
+def _assess_one(
     transaction: OpenTransaction, look: ClusterSnapshot, limit_ms: int, seen_before: bool
 ) -> HangingCase:
     finding, view = _classify(transaction, look, limit_ms)

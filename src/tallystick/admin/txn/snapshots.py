@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 from tallystick.admin.admin_call import AdminCall, Answers, gather_answers
 from tallystick.admin.model import OPEN_STATES, OpenTransaction, TransactionDescription, TransactionListing
-from tallystick.admin.txn.hanging import ClusterSnapshot, HangingCase, HangingVerdict, judge_transactions
+from tallystick.admin.txn.hanging import ClusterSnapshot, HangingCase, HangingVerdict, assess_transactions
 from tallystick.admin.txn.transaction_requests import (
     describe_producers,
     describe_transactions,
@@ -26,7 +26,7 @@ from tallystick.protocol.messages.txn.list_transactions import ListTransactionsR
 TRANSACTION_STATE = "__transaction_state"
 
 
-class JudgedSnapshot(Value, kw_only=True):
+class AssessedSnapshot(Value, kw_only=True):
     """Every open transaction with its verdict, after a second look at the suspected ones.
 
     at_ms         time of the (first) look
@@ -72,7 +72,7 @@ class SnapshotReader:
             if (partition is None or index == partition) and (broker is None or broker in info.replicas)
         )
 
-    async def judge(
+    async def assess(
         self,
         call: AdminCall,
         partitions: Collection[TopicPartition],
@@ -80,23 +80,23 @@ class SnapshotReader:
         limit_ms: int,
         *,
         with_open_ids: bool = False,
-    ) -> JudgedSnapshot:
+    ) -> AssessedSnapshot:
         """Judge every open transaction of these partitions, the suspected ones on a second look [ADM-1].
 
         Args:
             with_open_ids: describe the ids in an open state, too, of which no partition has data.
         """
         first, failures = await self.read(call, partitions, broker, with_open_ids=with_open_ids)
-        cases = judge_transactions(first, limit_ms)
+        cases = assess_transactions(first, limit_ms)
         descriptions, complete = first.descriptions, first.is_complete
         suspects = {c.transaction.partition for c in cases if c.verdict is HangingVerdict.SUSPECTED}
         if suspects:
             second, second_failures = await self.read(call, suspects, broker)
-            again = judge_transactions(second, limit_ms, cases)
+            again = assess_transactions(second, limit_ms, cases)
             cases = (*(c for c in cases if c.transaction.partition not in suspects), *again)
             descriptions = {**descriptions, **second.descriptions}
             failures, complete = failures | second_failures, complete and second.is_complete
-        return JudgedSnapshot(
+        return AssessedSnapshot(
             at_ms=first.at_ms,
             cases=cases,
             descriptions=descriptions,

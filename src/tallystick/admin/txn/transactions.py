@@ -27,8 +27,8 @@ from tallystick.admin.txn.hanging import (
     AbortHarm,
     HangingCase,
     HangingVerdict,
+    assess_transactions,
     is_late,
-    judge_transactions,
 )
 from tallystick.admin.txn.snapshots import SnapshotReader
 from tallystick.admin.txn.transaction_requests import (
@@ -219,7 +219,7 @@ class TransactionAdmin:
         """
         call = self._start_call()
         partitions = await self._snapshots.select_partitions(call, topic, partition, broker)
-        judged = await self._snapshots.judge(call, partitions, broker, limit_ms)
+        judged = await self._snapshots.assess(call, partitions, broker, limit_ms)
         cases_to_report = tuple(
             c for c in judged.cases if is_late(c, limit_ms) or c.verdict is HangingVerdict.CONTRADICTION
         )
@@ -232,7 +232,7 @@ class TransactionAdmin:
         """
         call = self._start_call()
         partitions = await self._snapshots.select_partitions(call, None, None, None)
-        judged = await self._snapshots.judge(call, partitions, None, limit_ms, with_open_ids=True)
+        judged = await self._snapshots.assess(call, partitions, None, limit_ms, with_open_ids=True)
         return OpenTransactionsReport(
             at_ms=judged.at_ms,
             cases=judged.cases,
@@ -254,7 +254,7 @@ class TransactionAdmin:
         look, failures = await self._snapshots.read(call, (spec.partition,), None)
         if str(spec.partition) in failures:
             raise failures[str(spec.partition)]
-        case = next((c for c in judge_transactions(look, 0) if spec.matches(c.transaction)), None)
+        case = next((c for c in assess_transactions(look, 0) if spec.matches(c.transaction)), None)
         if case is None:
             raise NothingOpen(str(spec.partition), str(spec), _format_open(look.open_transactions))
         leader = await self._cluster.find_leader(spec.partition)

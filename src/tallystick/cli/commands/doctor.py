@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from tallystick.admin.doctor.checks import DoctorRow, Question, Status, judge
+from tallystick.admin.doctor.checks import DoctorRow, Question, Status, assess
 from tallystick.admin.doctor.facts import ClientPlan, DoctorFacts, Resource
 from tallystick.admin.doctor.gather import Doctor
 from tallystick.admin.doctor.roles import Role
@@ -86,7 +86,7 @@ def doctor(
         bootstrap=",".join(map(str, settings.client.bootstrap_addresses)),
         now_ms=int(time.time() * 1000),
     )
-    findings = judge(question)
+    findings = assess(question)
     print_findings(findings, output)
     raise typer.Exit(choose_exit(findings))
 

@@ -127,8 +127,11 @@ class CommitRequestManager:
             if commit.member.may_commit and self._is_same_generation(commit.member):
                 offsets |= commit.offsets
         if offsets:
-            metadata, lane = self._coordinator.group_metadata(), self._coordinator.commit_lane
-            self._group_offsets.commit_without_reply(metadata, offsets, lane)
+            metadata, connection_name = (
+                self._coordinator.group_metadata(),
+                self._coordinator.commit_connection,
+            )
+            self._group_offsets.commit_without_reply(metadata, offsets, connection_name)
 
     def cancel(self) -> None:
         """Cancel all commits."""
@@ -219,7 +222,7 @@ class CommitRequestManager:
             raise CommitRefused("this consumer joined its group anew after it read up to these offsets")
         try:
             await self._group_offsets.commit(
-                commit.metadata, commit.offsets, deadline, lambda: self._coordinator.commit_lane
+                commit.metadata, commit.offsets, deadline, lambda: self._coordinator.commit_connection
             )
         except BrokerRefused as exc:
             if classify_error("OffsetCommit", exc.code) not in _REJOIN_REACTIONS:

@@ -31,7 +31,7 @@ from tallystick.client.consumer.membership import (
     perform_assignment,
     rejoin_if_topics_changed,
 )
-from tallystick.client.consumer.offset_requests import GROUP_LANE
+from tallystick.client.consumer.offset_requests import GROUP_CONNECTION
 from tallystick.client.errors import BrokerRefused, ClientError, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import MetadataImage
@@ -113,7 +113,10 @@ class ConsumerCoordinator:
 
     async def stop_and_leave(self, member: Membership, reason: str) -> None:
         """Stop the task and make one attempt to leave the group. `member` is from `leave`."""
-        request, lane = build_leave_request(self.member, self.settings, reason), self._leave_lane
+        request, connection_name = (
+            build_leave_request(self.member, self.settings, reason),
+            self._leave_connection,
+        )
         self.cancel()
         self.error = None
         self.set_member(member)
@@ -121,7 +124,7 @@ class ConsumerCoordinator:
             return
         try:
             node = await self._cluster.find_coordinator("group", self.settings.group_id)
-            await self._cluster.send(node, request, LeaveGroupResponse, lane=lane)
+            await self._cluster.send(node, request, LeaveGroupResponse, connection_name=connection_name)
         except ClientError as exc:
             _log.info("group %s: left without a word: %s", self.settings.group_id, exc)
 
@@ -130,30 +133,33 @@ class ConsumerCoordinator:
 
         Source: Kafka AbstractCoordinator.close, which sends LeaveGroup whatever time there is.
         """
-        request, lane = build_leave_request(self.member, self.settings, reason), self._leave_lane
+        request, connection_name = (
+            build_leave_request(self.member, self.settings, reason),
+            self._leave_connection,
+        )
         node = self._cluster.get_cached_coordinator("group", self.settings.group_id)
         self.cancel()
         self.set_member(member)
         if request is not None and node is not None:
-            answer = self._cluster.submit(node, request, lane=lane)
+            answer = self._cluster.submit(node, request, connection_name=connection_name)
             answer.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     @property
-    def commit_lane(self) -> str:
+    def commit_connection(self) -> str:
         """Connection for OffsetCommit: another one while a JoinGroup may hold up the group's.
 
         Until all members have joined, the coordinator accepts offsets of the old generation. While SYNCING it
         accepts none: on the group's connection they arrive behind SyncGroup, when it accepts them again.
         """
-        return "" if self.member.phase is Phase.JOINING else GROUP_LANE
+        return "" if self.member.phase is Phase.JOINING else GROUP_CONNECTION
 
     @property
-    def _leave_lane(self) -> str:
+    def _leave_connection(self) -> str:
         """Connection for LeaveGroup: another one while a JoinGroup or SyncGroup may hold up the group's.
 
         A broker answers the requests of a connection in order, and a JoinGroup when every member has joined.
         """
-        return "" if self.member.phase in (Phase.JOINING, Phase.SYNCING) else GROUP_LANE
+        return "" if self.member.phase in (Phase.JOINING, Phase.SYNCING) else GROUP_CONNECTION
 
     def cancel(self) -> None:
         """Stop the task immediately."""
@@ -227,7 +233,7 @@ class ConsumerCoordinator:
             build_join_request(member, self.settings),
             JoinGroupResponse,
             timeout_ms=limit,
-            lane=GROUP_LANE,
+            connection_name=GROUP_CONNECTION,
         )
         if answer.error_code:
             return self._handle_error_code(
@@ -246,7 +252,7 @@ class ConsumerCoordinator:
         _, request = perform_assignment(member, self.settings, topics)
         self.set_member(replace(self.member, assignment_snapshot=topics if member.is_leader else None))
         node = await self._cluster.find_coordinator("group", self.settings.group_id)
-        answer = await self._cluster.send(node, request, SyncGroupResponse, lane=GROUP_LANE)
+        answer = await self._cluster.send(node, request, SyncGroupResponse, connection_name=GROUP_CONNECTION)
         if answer.error_code:
             return self._handle_error_code("SyncGroup", answer.error_code, member.generation)
         self.set_member(apply_sync_response(self.member, answer))
@@ -279,7 +285,10 @@ class ConsumerCoordinator:
         member = self.member
         node = await self._cluster.find_coordinator("group", self.settings.group_id)
         answer = await self._cluster.send(
-            node, build_heartbeat_request(member, self.settings), HeartbeatResponse, lane=GROUP_LANE
+            node,
+            build_heartbeat_request(member, self.settings),
+            HeartbeatResponse,
+            connection_name=GROUP_CONNECTION,
         )
         if answer.error_code:
             return self._handle_error_code("Heartbeat", answer.error_code, member.generation)
@@ -296,7 +305,7 @@ class ConsumerCoordinator:
         self.set_member(expire_member(self.member))
         if request is not None:
             node = await self._cluster.find_coordinator("group", self.settings.group_id)
-            await self._cluster.send(node, request, LeaveGroupResponse, lane=GROUP_LANE)
+            await self._cluster.send(node, request, LeaveGroupResponse, connection_name=GROUP_CONNECTION)
         return False
 
     def _check_topics(self) -> None:

@@ -49,7 +49,7 @@ from tallystick.protocol.records import RecordsError
 
 _log = logging.getLogger("tallystick.consumer")
 
-FETCH_LANE: Final = "fetch"
+FETCH_CONNECTION: Final = "fetch"
 _TOPIC_NAME_VERSION_MAX: Final = 12
 
 
@@ -284,7 +284,7 @@ class Fetcher:
                 FetchResponse,
                 max_version=_TOPIC_NAME_VERSION_MAX if NIL in topic_ids else None,
                 timeout_ms=self._config.client.request_timeout_ms,
-                lane=FETCH_LANE,
+                connection_name=FETCH_CONNECTION,
             )
         except ClientError as exc:
             if not exc.remedy.repeats:

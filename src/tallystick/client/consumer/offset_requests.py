@@ -40,7 +40,7 @@ HELD_MS: Final = 2000
 _log = logging.getLogger("tallystick.consumer")
 
 ISOLATION_LEVELS: Final = {"read_uncommitted": 0, "read_committed": 1}
-GROUP_LANE: Final = "group"
+GROUP_CONNECTION: Final = "group"
 """Connection for requests that a group's coordinator holds back or must receive in time."""
 
 
@@ -250,7 +250,7 @@ class GroupOffsetRequests:
         return offsets
 
     def commit_without_reply(
-        self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata], lane: str
+        self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata], connection_name: str
     ) -> None:
         """Send a commit if the coordinator is known, without waiting for the answer."""
         node = self._cluster.get_cached_coordinator("group", group.group_id)
@@ -259,7 +259,7 @@ class GroupOffsetRequests:
                 node,
                 build_offset_commit_request(group, offsets),
                 max_version=OFFSET_COMMIT_VERSION_MAX,
-                lane=lane,
+                connection_name=connection_name,
             )
             answer.add_done_callback(lambda future: future.cancelled() or future.exception())
 
@@ -268,14 +268,14 @@ class GroupOffsetRequests:
         group: GroupMetadata,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         deadline: Deadline,
-        choose_lane: Callable[[], str],
+        choose_connection: Callable[[], str],
     ) -> None:
         """Commit. Raises: BrokerRefused for the first partition that was refused; TimedOut.
 
         Partitions that are refused for good do not keep the others from being retried.
 
         Args:
-            choose_lane: returns the connection for the next attempt.
+            choose_connection: returns the connection for the next attempt.
         """
         request = build_offset_commit_request(group, offsets)
 
@@ -286,7 +286,7 @@ class GroupOffsetRequests:
                 request,
                 OffsetCommitResponse,
                 max_version=OFFSET_COMMIT_VERSION_MAX,
-                lane=choose_lane(),
+                connection_name=choose_connection(),
             )
             refusals = sorted(
                 parse_offset_commit_errors(answer).values(), key=lambda each: not each.remedy.repeats

@@ -89,14 +89,14 @@ class ConnectionPool:
         self._connections: dict[tuple[Address, str], BrokerConnection] = {}
         self._is_closed = False
 
-    def get_connection(self, node_id: int, lane: str = "") -> BrokerConnection:
-        """Return the connection of a broker and lane. Raises: Unreachable, Closed."""
+    def get_connection(self, node_id: int, connection_name: str = "") -> BrokerConnection:
+        """Return the connection of a broker and name. Raises: Unreachable, Closed."""
         if self._is_closed:
             raise Closed("the client was closed")
         address = self.find_address(node_id)
-        connection = self._connections.get((address, lane))
+        connection = self._connections.get((address, connection_name))
         if connection is None:
-            connection = self._connections[address, lane] = BrokerConnection(
+            connection = self._connections[address, connection_name] = BrokerConnection(
                 address, self._settings, self.network_metrics, self._on_open
             )
         return connection
@@ -232,9 +232,9 @@ class Cluster:
         max_version: int | None = None,
         version: int | None = None,
         timeout_ms: int | None = None,
-        lane: str = "",
+        connection_name: str = "",
     ) -> "asyncio.Future[object]":
-        """Send like `send`, but at once: requests to one node and lane leave in call order [CLI-5]."""
+        """Send like `send`, but at once: requests over one connection leave in call order [CLI-5]."""
         now_ms = self.now_ms()
         if timeout_ms is None:
             timeout_ms = self.config.request_timeout_ms
@@ -250,7 +250,7 @@ class Cluster:
         pending.max_version, pending.version = max_version, version
         pending.expires_at_ms = max(pending.deadline.at_ms, now_ms + timeout_ms)
         try:
-            connection = self.connections.get_connection(node_id, lane)
+            connection = self.connections.get_connection(node_id, connection_name)
         except ClientError as exc:
             pending.fail(exc)
             return pending.response_future
@@ -270,7 +270,7 @@ class Cluster:
         max_version: int | None = None,
         version: int | None = None,
         timeout_ms: int | None = None,
-        lane: str = "",
+        connection_name: str = "",
     ) -> R:
         """Send a request to a broker and wait for its answer. One attempt.
 
@@ -283,14 +283,19 @@ class Cluster:
             max_version: upper bound for the version; the highest one that both sides support is used.
             version: exactly this one, or NotSupported.
             timeout_ms: instead of request.timeout.ms, for requests that brokers hold back (JoinGroup).
-            lane: name of a separate connection. A broker answers a connection's requests in order, so a
-                heartbeat behind a waiting fetch would be late.
+            connection_name: of a separate connection. A broker answers a connection's requests in order, so
+                a heartbeat behind a waiting fetch would be late.
         Raises: ConnectionLost, Unreachable, TimedOut, BadAnswer, NotSupported, Closed. Error codes in the
             answer are for the caller.
         """
         try:
             response = await self.submit(
-                node_id, request, max_version=max_version, version=version, timeout_ms=timeout_ms, lane=lane
+                node_id,
+                request,
+                max_version=max_version,
+                version=version,
+                timeout_ms=timeout_ms,
+                connection_name=connection_name,
             )
         except ClientError as exc:
             if exc.remedy is Remedy.REFRESH:

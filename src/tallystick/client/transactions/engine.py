@@ -1,6 +1,6 @@
 """Transaction manager of one producer: carries out the calls of a transaction, one after the other.
 
-The manager has one lane: init, offsets, prepare, commit, abort and complete run in the order of their calls.
+The manager has one queue: init, offsets, prepare, commit, abort and complete run in the order of their calls.
 Which call is legal and what an answer changes is decided by the machine of `state`; `initializer` and
 `end_txn` have the two ends of a transaction, and `send_context` what the producing engine asks in between.
 """
@@ -297,7 +297,7 @@ class TransactionManager:
 
     @asynccontextmanager
     async def _serialize_call(self, name: str, *, traced_as: str = "") -> AsyncIterator[None]:
-        """Hold the lane, and count the time it is held for `txn-…-time-ns-total`."""
+        """Hold the queue, and count the time it is held for `txn-…-time-ns-total`."""
         async with self._call_lock:
             began = perf_counter_ns()
             try:

@@ -49,7 +49,7 @@ def plan_reset(request: ResetOffsets, reading: ResetReading, servers: str) -> Ac
         title=f"Reset offsets of {request.group_id}",
         subject=request.group_id,
         confirmation=format_confirmation(request),
-        halves=(kafka, databases),
+        sides=(kafka, databases),
         consequences=tuple(_list_moves(changes)),
         command=format_action_command(request, servers),
         fingerprint=_format_moves(changes, with_targets=request.target is not ResetTarget.LATEST),

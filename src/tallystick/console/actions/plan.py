@@ -62,7 +62,7 @@ class ActionPlan(Value, kw_only=True):
     title: str
     subject: str
     confirmation: str
-    halves: tuple[PlannedSide, ...]
+    sides: tuple[PlannedSide, ...]
     consequences: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     guard: Guard = Guard.READY
@@ -89,8 +89,8 @@ def list_changes(before: ActionPlan, after: ActionPlan) -> tuple[str, ...]:
     """Return what has changed between two dry runs of an action, a sentence each; none if nothing has."""
     if before.digest == after.digest:
         return ()
-    earlier = {side.name: side for side in before.halves}
-    later = {side.name: side for side in after.halves}
+    earlier = {side.name: side for side in before.sides}
+    later = {side.name: side for side in after.sides}
     changes: list[str] = []
     for name in dict.fromkeys([*earlier, *later]):
         was = earlier[name].now if name in earlier else ()
@@ -106,4 +106,4 @@ def list_changes(before: ActionPlan, after: ActionPlan) -> tuple[str, ...]:
 
 def describe_state(plan: ActionPlan) -> str:
     """Return the state of each side in one line, for the audit log."""
-    return "; ".join(f"{side.name}: {' '.join(side.now)}" for side in plan.halves)
+    return "; ".join(f"{side.name}: {' '.join(side.now)}" for side in plan.sides)

@@ -118,14 +118,14 @@ def plan_action(request: ActionRequest, reading: Reading, servers: str) -> Actio
 
 
 def _begin_plan(
-    request: ActionRequest, title: str, halves: Sequence[PlannedSide], servers: str, *, force: bool = False
+    request: ActionRequest, title: str, sides: Sequence[PlannedSide], servers: str, *, force: bool = False
 ) -> ActionPlan:
     return ActionPlan(
         kind=get_kind(request).value,
         title=f"{title} {get_subject(request)}",
         subject=get_subject(request),
         confirmation=format_confirmation(request),
-        halves=tuple(halves),
+        sides=tuple(sides),
         forces=force,
         command=format_action_command(request, servers, force=force),
     )
@@ -184,8 +184,8 @@ def _plan_termination(request: ForceTerminate, reading: TransactionReading, serv
     description = views.description
     effects = describe_abort(views)
     in_doubt = description is not None and description.in_doubt
-    halves = describe_sides(views, reading, effects)
-    plan = _begin_plan(request, "Force-terminate", halves, servers, force=in_doubt)
+    sides = describe_sides(views, reading, effects)
+    plan = _begin_plan(request, "Force-terminate", sides, servers, force=in_doubt)
     if description is None or description.state != "Ongoing":
         return _refuse(plan, explain_nothing_open(views))
     plan = replace(

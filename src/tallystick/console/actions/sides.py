@@ -39,27 +39,27 @@ def describe_sides(
     views: TransactionViews, reading: TransactionReading, effects: Effects
 ) -> list[PlannedSide]:
     """Describe every side of one id with the effect of an action; unread stores have a line, too."""
-    halves = [PlannedSide(name="Kafka", now=_describe_kafka(views, reading), effect=effects.kafka)]
+    sides = [PlannedSide(name="Kafka", now=_describe_kafka(views, reading), effect=effects.kafka)]
     if views.store is not None:
-        halves.append(
+        sides.append(
             PlannedSide(name=views.store.store.name, now=_describe_store(views.store), effect=effects.store)
         )
     if views.spark is not None:
-        halves.append(
+        sides.append(
             PlannedSide(
                 name=f"Spark, {views.spark.prefix}", now=_describe_spark(views.spark), effect=effects.spark
             )
         )
     for store in reading.snapshot.stores:
         if not store.status.is_complete and (views.store is None or store.name != views.store.store.name):
-            halves.append(PlannedSide(name=store.name, now=("It could not be read.",), effect=UNCHANGED))
-    if len(halves) == 1:
+            sides.append(PlannedSide(name=store.name, now=("It could not be read.",), effect=UNCHANGED))
+    if len(sides) == 1:
         count = len(reading.snapshot.stores)
         stores = f"the {pluralize(count, 'store')} that {'is' if count == 1 else 'are'} read here"
         rows = f"No row of it is in {stores}" if count else "No store is read here"
         now = f"{rows}, and no decision of Spark names it."
-        halves.append(PlannedSide(name="Databases and decisions", now=(now,), effect=UNCHANGED))
-    return halves
+        sides.append(PlannedSide(name="Databases and decisions", now=(now,), effect=UNCHANGED))
+    return sides
 
 
 def list_failures(reading: Reading) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from tallystick.console.model.assessment import (
 from tallystick.console.model.health import SEVERITY, Assessment, Health, Limits
 from tallystick.console.model.snapshot import NEVER_MS, PrefixFacts, Snapshot, StoreFacts
 from tallystick.dualwrite.rules.model import StoredState
-from tallystick.dualwrite.rules.recovery import VERDICTS, ClusterHalf, compare_halves, to_txn_state
+from tallystick.dualwrite.rules.recovery import VERDICTS, ClusterSide, compare_sides, to_txn_state
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value, replace
 from tallystick.spark.protocol.transactional_ids import format_coordinator_id, parse_worker_id
@@ -291,7 +291,7 @@ def _find_store_side(
     snapshot: Snapshot,
 ) -> StoreSide | None:
     """Compare the row of an id with the cluster; of several stores' rows the one that names what is open."""
-    side = ClusterHalf(
+    side = ClusterSide(
         txn_state=None if description is None else to_txn_state(description),
         is_visible=description is not None or name in snapshot.transactions.unknown_ids,
         cluster_id=snapshot.cluster.cluster_id,
@@ -302,7 +302,7 @@ def _find_store_side(
     if not candidates:
         return None
     store, row = candidates[0]
-    finding = compare_halves(row, side)
+    finding = compare_sides(row, side)
     # Only what cannot be seen depends on the mode, and then the strictest one counts.
     mode = Mode.TWO_PHASE if row.timeout_ms is None else Mode.RESUME
     lease = next((each for each in store.leases if each.transactional_id == name), None)

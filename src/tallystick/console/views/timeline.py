@@ -13,24 +13,24 @@ from tallystick.console.model.transactions import AssessedTransaction
 from tallystick.dualwrite.rules.recovery import Finding
 from tallystick.kernel.value import Value
 
-LANE_HEIGHT: Final = 44
+ROW_HEIGHT: Final = 44
 STEP_WIDTH: Final = 150
 LEFT: Final = 170
 TOP: Final = 34
 BOTTOM: Final = 20
-PARTITION_LANES_MAX: Final = 8
-"""Partitions drawn one by one; more of them share the last lane."""
+PARTITION_ROWS_MAX: Final = 8
+"""Partitions drawn one by one; more of them share the last row."""
 
 
 class TimelineEvent(Value, kw_only=True):
-    """One event, in the lane of the system in which it happened.
+    """One event, in the row of the system in which it happened.
 
     at_ms     None: not known
     is_done   False: it is still missing
     is_wrong  it should not be, or will never come
     """
 
-    lane: str
+    row: str
     label: str
     at_ms: int | None
     is_done: bool = True
@@ -45,8 +45,8 @@ class DrawnEvent(Value, kw_only=True):
     y: int
 
 
-class DrawnLane(Value, kw_only=True):
-    """A lane with its place."""
+class DrawnRow(Value, kw_only=True):
+    """A row with its place."""
 
     name: str
     y: int
@@ -56,7 +56,7 @@ class Timeline(Value, kw_only=True):
     """A drawing of `width` x `height` user units."""
 
     events: tuple[DrawnEvent, ...]
-    lanes: tuple[DrawnLane, ...]
+    rows: tuple[DrawnRow, ...]
     width: int
     height: int
 
@@ -69,18 +69,18 @@ def list_events(each: AssessedTransaction) -> tuple[TimelineEvent, ...]:
 def _list_cluster_events(each: AssessedTransaction) -> Iterable[TimelineEvent]:
     views = each.views
     if views.description is not None and not views.is_stranger:
-        yield TimelineEvent(lane="coordinator", label="begun", at_ms=views.started_ms)
-    for lane, count in _group_partitions(each):
+        yield TimelineEvent(row="coordinator", label="begun", at_ms=views.started_ms)
+    for row, count in _group_partitions(each):
         label = "data" if count == 1 else f"data in {count} partitions"
-        yield TimelineEvent(lane=lane, label=label, at_ms=None)
+        yield TimelineEvent(row=row, label=label, at_ms=None)
 
 
 def _group_partitions(each: AssessedTransaction) -> Sequence[tuple[str, int]]:
-    """Return the lanes of the partitions, and how many each stands for."""
+    """Return the rows of the partitions, and how many each stands for."""
     names = sorted(map(str, each.views.partitions))
-    if len(names) <= PARTITION_LANES_MAX:
+    if len(names) <= PARTITION_ROWS_MAX:
         return [(name, 1) for name in names]
-    single = names[: PARTITION_LANES_MAX - 1]
+    single = names[: PARTITION_ROWS_MAX - 1]
     return [*((name, 1) for name in single), ("other partitions", len(names) - len(single))]
 
 
@@ -90,7 +90,7 @@ def _list_decision_events(each: AssessedTransaction) -> Iterable[TimelineEvent]:
         finding = views.store.finding
         is_done = finding in _COMMITTED_IN_DATABASE or each.stage is Stage.ENDING
         yield TimelineEvent(
-            lane=views.store.store.name,
+            row=views.store.store.name,
             label=_DATABASE_LABELS.get(finding) or ("committed" if is_done else "not committed"),
             at_ms=None,
             is_done=is_done,
@@ -100,7 +100,7 @@ def _list_decision_events(each: AssessedTransaction) -> Iterable[TimelineEvent]:
         decision = None if views.spark.facts is None else views.spark.facts.decision
         is_done = views.spark.role is SparkRole.DECIDED and decision is not None
         yield TimelineEvent(
-            lane=f"Spark {views.spark.prefix}",
+            row=f"Spark {views.spark.prefix}",
             label="decided" if is_done else _UNDECIDED_LABELS.get(views.spark.role, "not decided"),
             at_ms=decision.decided_ms if decision is not None and is_done else None,
             is_done=is_done,
@@ -138,9 +138,9 @@ def _list_end_events(each: AssessedTransaction) -> Iterable[TimelineEvent]:
     views = each.views
     if views.description is not None and not views.is_stranger:
         yield _build_coordinator_end(views.description.state, views.store)
-    for lane, count in _group_partitions(each):
+    for row, count in _group_partitions(each):
         yield TimelineEvent(
-            lane=lane,
+            row=row,
             label="marker" if count == 1 else f"{count} markers",
             at_ms=None,
             is_done=False,
@@ -152,26 +152,26 @@ def _build_coordinator_end(state: str, store: StoreSide | None) -> TimelineEvent
     ended = None if store is None else _ENDED_IN_CLUSTER.get(store.finding)
     if ended is not None:
         is_wrong = store is not None and store.finding in _WRONG_FINDINGS
-        return TimelineEvent(lane="coordinator", label=ended, at_ms=None, is_wrong=is_wrong)
+        return TimelineEvent(row="coordinator", label=ended, at_ms=None, is_wrong=is_wrong)
     word = {"PrepareCommit": "commit", "PrepareAbort": "abort"}.get(state, "")
     label = f"{word} decided" if word else "decision"
-    return TimelineEvent(lane="coordinator", label=label, at_ms=None, is_done=bool(word))
+    return TimelineEvent(row="coordinator", label=label, at_ms=None, is_done=bool(word))
 
 
 def draw(events: Sequence[TimelineEvent]) -> Timeline:
-    """Place events in lanes: one column each, but for neighbours with the same label, which share one."""
-    lanes: dict[str, int] = {}
+    """Place events in rows: one column each, but for neighbours with the same label, which share one."""
+    rows: dict[str, int] = {}
     drawn: list[DrawnEvent] = []
     column, last_label = -1, ""
     for event in events:
-        row = lanes.setdefault(event.lane, len(lanes))
+        index = rows.setdefault(event.row, len(rows))
         column += event.label != last_label
         last_label = event.label
-        x, y = LEFT + column * STEP_WIDTH + STEP_WIDTH // 2, TOP + row * LANE_HEIGHT
+        x, y = LEFT + column * STEP_WIDTH + STEP_WIDTH // 2, TOP + index * ROW_HEIGHT
         drawn.append(DrawnEvent(event=event, x=x, y=y))
     return Timeline(
         events=tuple(drawn),
-        lanes=tuple(DrawnLane(name=name, y=TOP + row * LANE_HEIGHT) for name, row in lanes.items()),
+        rows=tuple(DrawnRow(name=name, y=TOP + index * ROW_HEIGHT) for name, index in rows.items()),
         width=LEFT + (column + 1) * STEP_WIDTH,
-        height=TOP + max(0, len(lanes) - 1) * LANE_HEIGHT + BOTTOM,
+        height=TOP + max(0, len(rows) - 1) * ROW_HEIGHT + BOTTOM,
     )

@@ -22,7 +22,7 @@ from tallystick.client.errors import PositionUnknown
 from tallystick.dualwrite import tracing
 from tallystick.dualwrite.block.offsets import PolledBatch, first_offsets
 from tallystick.dualwrite.block.steps import AsyncStepRunner, Watch
-from tallystick.dualwrite.block.transaction import DatabaseHalf, flush_rows_async
+from tallystick.dualwrite.block.transaction import DatabaseSide, flush_rows_async
 from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
 from tallystick.dualwrite.stores.base import AsyncOffsetStore, AsyncOffsetTransaction, OffsetAdvance
 from tallystick.kernel.check import require
@@ -203,7 +203,7 @@ class AsyncConsumeRecipe(Generic[X]):
         self._transaction = None
 
 
-class AsyncConsumedBatch(DatabaseHalf[X]):
+class AsyncConsumedBatch(DatabaseSide[X]):
     """A batch of records and the database transaction for their rows: `session`, `connection`."""
 
     def __init__(self, database: X, records: tuple[ConsumerRecord[Any, Any], ...]) -> None:

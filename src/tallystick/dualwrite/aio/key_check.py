@@ -10,11 +10,11 @@ from typing import Final, Generic, TypeVar
 
 from tallystick.client.aio.producer import Producer
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.aio.halves import AsyncClusterViews, AsyncStoreClient
+from tallystick.dualwrite.aio.participants import AsyncClusterViews, AsyncStoreClient
 from tallystick.dualwrite.block.branch import ClusterBranch
 from tallystick.dualwrite.block.steps import AsyncStepRunner
 from tallystick.dualwrite.errors import HeuristicMixed, WriteInDoubt
-from tallystick.dualwrite.rules.idempotency import KeyOutcome, KeyResult, judge_key
+from tallystick.dualwrite.rules.idempotency import KeyOutcome, KeyResult, assess_key
 from tallystick.dualwrite.stores.base import AsyncStoreTransaction
 from tallystick.kernel.clock import Clock
 
@@ -83,11 +83,11 @@ class AsyncKeyCheck(Generic[D]):
 
     async def _look(self, transactional_id: str, state: PreparedTxnState) -> KeyOutcome:
         row = await self._database.read(transactional_id)
-        outcome = judge_key(state, row, None)
+        outcome = assess_key(state, row, None)
         if outcome is not None:
             return outcome
         branches = [each for each in self._branches if row.cluster_id in (None, each.cluster_id)]
         if not branches:
             return KeyOutcome.UNKNOWN
-        half = await self._clusters.describe_id(branches[0], transactional_id)
-        return judge_key(state, row, half) or KeyOutcome.UNKNOWN
+        side = await self._clusters.describe_id(branches[0], transactional_id)
+        return assess_key(state, row, side) or KeyOutcome.UNKNOWN

@@ -21,8 +21,8 @@ from tallystick.client.aio.producer import Producer
 from tallystick.client.errors import ClientError
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.aio.halves import AsyncClusterViews, AsyncKafkaHalf, AsyncStoreClient
 from tallystick.dualwrite.aio.key_check import AsyncKeyCheck
+from tallystick.dualwrite.aio.participants import AsyncClusterViews, AsyncKafkaCommit, AsyncStoreClient
 from tallystick.dualwrite.aio.recovery_recipe import AsyncRecovery
 from tallystick.dualwrite.block.branch import ClusterBranch
 from tallystick.dualwrite.block.life import BlockOutcome, WriterLife, WriterState
@@ -108,7 +108,7 @@ class AsyncDualWriteSession(Generic[D]):
         )
         self.life = WriterLife(", ".join([branch.id for branch in self._branches_by_id]))
         self.outcome = BlockOutcome()
-        self._kafka = AsyncKafkaHalf(self._branches_by_id, steps, self.life.ids_text)
+        self._kafka = AsyncKafkaCommit(self._branches_by_id, steps, self.life.ids_text)
         self._factories = factories
         self._steps = steps
         self._started_at_ms = self._began_ms = 0
@@ -316,7 +316,7 @@ class AsyncDualWriteSession(Generic[D]):
         return None
 
     async def _commit_kafka(self, *, wait: bool) -> None:
-        """Commit the Kafka transaction, or start to. Raises: as AsyncKafkaHalf."""
+        """Commit the Kafka transaction, or start to. Raises: as AsyncKafkaCommit."""
         try:
             await (self._kafka.commit() if wait else self._kafka.start())
         except WriteInDoubt as doubt:

@@ -31,7 +31,7 @@ from tallystick.dualwrite.block.life import count_writer
 from tallystick.dualwrite.block.offsets import OffsetsOfBlock
 from tallystick.dualwrite.block.steps import AsyncStepRunner, Wait, Watch
 from tallystick.dualwrite.block.transaction import (
-    DatabaseHalf,
+    DatabaseSide,
     LeaveOnExit,
     Savepoint,
     begin_savepoint,
@@ -83,7 +83,7 @@ _FACTORIES: Final = AsyncSessionFactories(
 )
 
 
-class Transaction(DatabaseHalf[D]):
+class Transaction(DatabaseSide[D]):
     """One open dual write: rows through `session` or `connection`, records through `send`."""
 
     def __init__(

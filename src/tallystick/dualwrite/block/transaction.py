@@ -36,7 +36,7 @@ class HasHandle(Protocol[X_co]):
     def handle(self) -> X_co: ...
 
 
-class DatabaseHalf(Generic[D_co]):
+class DatabaseSide(Generic[D_co]):
     """The database side of one transaction, until the block ends."""
 
     def __init__(self, database: D_co) -> None:
@@ -56,17 +56,17 @@ class DatabaseHalf(Generic[D_co]):
         return self._database
 
     @property
-    def session(self: "DatabaseHalf[HasSession[X]]") -> X:
+    def session(self: "DatabaseSide[HasSession[X]]") -> X:
         """The SQLAlchemy Session of this transaction. Only the writer commits it or rolls it back."""
         return self.database.session
 
     @property
-    def connection(self: "DatabaseHalf[HasConnection[X]]") -> X:
+    def connection(self: "DatabaseSide[HasConnection[X]]") -> X:
         """The SQLAlchemy Connection of this transaction. Only the writer commits it or rolls it back."""
         return self.database.connection
 
     @property
-    def handle(self: "DatabaseHalf[HasHandle[X]]") -> X:
+    def handle(self: "DatabaseSide[HasHandle[X]]") -> X:
         """The store's object for reads and writes, under a common name."""
         return self.database.handle
 

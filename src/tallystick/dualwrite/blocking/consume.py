@@ -23,7 +23,7 @@ from tallystick.client.errors import PositionUnknown
 from tallystick.dualwrite import tracing
 from tallystick.dualwrite.block.offsets import PolledBatch, first_offsets
 from tallystick.dualwrite.block.steps import StepRunner, Watch
-from tallystick.dualwrite.block.transaction import DatabaseHalf, flush_rows
+from tallystick.dualwrite.block.transaction import DatabaseSide, flush_rows
 from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
 from tallystick.dualwrite.stores.base import OffsetAdvance, OffsetStore, OffsetTransaction
 from tallystick.kernel.check import require
@@ -200,7 +200,7 @@ class ConsumeRecipe(Generic[X]):
         self._transaction = None
 
 
-class ConsumedBatch(DatabaseHalf[X]):
+class ConsumedBatch(DatabaseSide[X]):
     """A batch of records and the database transaction for their rows: `session`, `connection`."""
 
     def __init__(self, database: X, records: tuple[ConsumerRecord[Any, Any], ...]) -> None:

@@ -14,9 +14,9 @@ from tallystick.client.blocking.producer import Producer
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.block.branch import ClusterBranch
 from tallystick.dualwrite.block.steps import StepRunner
-from tallystick.dualwrite.blocking.halves import ClusterViews, StoreClient
+from tallystick.dualwrite.blocking.participants import ClusterViews, StoreClient
 from tallystick.dualwrite.errors import HeuristicMixed, WriteInDoubt
-from tallystick.dualwrite.rules.idempotency import KeyOutcome, KeyResult, judge_key
+from tallystick.dualwrite.rules.idempotency import KeyOutcome, KeyResult, assess_key
 from tallystick.dualwrite.stores.base import StoreTransaction
 from tallystick.kernel.clock import Clock
 
@@ -85,11 +85,11 @@ class KeyCheck(Generic[D]):
 
     def _look(self, transactional_id: str, state: PreparedTxnState) -> KeyOutcome:
         row = self._database.read(transactional_id)
-        outcome = judge_key(state, row, None)
+        outcome = assess_key(state, row, None)
         if outcome is not None:
             return outcome
         branches = [each for each in self._branches if row.cluster_id in (None, each.cluster_id)]
         if not branches:
             return KeyOutcome.UNKNOWN
-        half = self._clusters.describe_id(branches[0], transactional_id)
-        return judge_key(state, row, half) or KeyOutcome.UNKNOWN
+        side = self._clusters.describe_id(branches[0], transactional_id)
+        return assess_key(state, row, side) or KeyOutcome.UNKNOWN

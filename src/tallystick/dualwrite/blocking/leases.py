@@ -36,11 +36,11 @@ from tallystick.dualwrite.rules.leases import (
     LeaseTaking,
     Lending,
     RecoveryAttempts,
+    assess_giving_back,
+    assess_lending,
     choose_leases,
     find_expired,
     find_lost,
-    judge_giving_back,
-    judge_lending,
 )
 from tallystick.dualwrite.rules.model import StoredState
 from tallystick.dualwrite.rules.pooling import (
@@ -204,7 +204,7 @@ class LeaseKeeper(Generic[D]):
         """Return whether a writer, taken from the free ones, may be used; otherwise it was put away."""
         with self._lock:
             leased = self._find(writer)
-            lending = judge_lending(
+            lending = assess_lending(
                 None if leased is None else leased.usable_until_ms, self._clock.monotonic_ms()
             )
             if leased is not None:
@@ -415,7 +415,7 @@ class LeaseKeeper(Generic[D]):
             self._close_leased(leased)
 
     def _close_leased(self, leased: LeasedId[D]) -> None:
-        giving_back = judge_giving_back(is_ready=leased.writer.ready, is_busy=leased.is_lent)
+        giving_back = assess_giving_back(is_ready=leased.writer.ready, is_busy=leased.is_lent)
         try:
             if giving_back is GivingBack.RECOVER:
                 _log.info("recovered before its lease is given back: %s", leased.writer.recover())

@@ -21,18 +21,18 @@ from tallystick.dualwrite.block.branch import ClusterBranch
 from tallystick.dualwrite.block.headers import find_open_headers
 from tallystick.dualwrite.block.life import BlockOutcome
 from tallystick.dualwrite.block.steps import StepRunner
-from tallystick.dualwrite.blocking.halves import ClusterViews, StoreClient
+from tallystick.dualwrite.blocking.participants import ClusterViews, StoreClient
 from tallystick.dualwrite.errors import DatabaseBehind, HeuristicMixed, RecoveryHalted
 from tallystick.dualwrite.rules import conclusions
 from tallystick.dualwrite.rules.model import NOTHING, StoredState
 from tallystick.dualwrite.rules.recovery import (
     VERDICTS,
-    ClusterHalf,
+    ClusterSide,
     Finding,
     RecoveredId,
     Report,
     Verdict,
-    compare_halves,
+    compare_sides,
 )
 from tallystick.dualwrite.stores.base import StoreTransaction
 from tallystick.kernel.check import require
@@ -93,19 +93,19 @@ class Recovery(Generic[D]):
         for branch in self._branches:
             self._database.claim(branch)
         self._outcome.resolve({branch.id: branch.require_row() for branch in self._branches}, rows_before)
-        sides: list[tuple[ClusterBranch[Producer], ClusterHalf, Finding]] = []
+        sides: list[tuple[ClusterBranch[Producer], ClusterSide, Finding]] = []
         for branch in self._branches:
-            half = self._clusters.describe(branch)
-            finding = compare_halves(branch.row_as_finished(), half, rows_before[branch.id])
-            sides.append((branch, half, finding))
+            side = self._clusters.describe(branch)
+            finding = compare_sides(branch.row_as_finished(), side, rows_before[branch.id])
+            sides.append((branch, side, finding))
         # One decision counts for all clusters: none is changed while another one contradicts the database.
-        for branch, half, finding in sides:
-            conclusions.raise_if_halted(branch.require_row(), half, finding)
+        for branch, side, finding in sides:
+            conclusions.raise_if_halted(branch.require_row(), side, finding)
         ids: list[RecoveredId] = []
         differ: list[HeuristicMixed | DatabaseBehind] = []
-        for branch, half, finding in sides:
+        for branch, side, finding in sides:
             try:
-                ids.append(self._finish_traced(branch, half, finding, accept_mixed=accept_mixed))
+                ids.append(self._finish_traced(branch, side, finding, accept_mixed=accept_mixed))
             except (HeuristicMixed, DatabaseBehind) as exc:  # finish the other clusters first
                 differ.append(exc)
         if differ:
@@ -116,41 +116,41 @@ class Recovery(Generic[D]):
         """Report what recovery would find, without claim, InitProducerId or any change. May be outdated."""
         ids = []
         for branch in self._branches:
-            row, half = self._read_both(branch)
-            finding = compare_halves(row, half)
+            row, side = self._read_both(branch)
+            finding = compare_sides(row, side)
             verdict = VERDICTS[finding, branch.strongest_mode]
             action = f"would {conclusions.ACTION_PLANNED[verdict]}"
-            ids.append(conclusions.report_line(row, half, finding, verdict, action))
+            ids.append(conclusions.report_line(row, side, finding, verdict, action))
         return Report(tuple(ids))
 
-    def _read_both(self, branch: ClusterBranch[Producer]) -> tuple[StoredState, ClusterHalf]:
+    def _read_both(self, branch: ClusterBranch[Producer]) -> tuple[StoredState, ClusterSide]:
         """Read both sides at one moment: the row is the same before and after the cluster was asked.
 
         Otherwise a writer that works between the two looks like a database that lacks a commit.
         """
         before = self._database.read(branch.id)
-        half = self._clusters.describe(branch)
+        side = self._clusters.describe(branch)
         row = self._database.read(branch.id)
         for _ in range(LOOKS_MAX):
             if row == before:
                 break
-            half = self._clusters.describe(branch)
+            side = self._clusters.describe(branch)
             before, row = row, self._database.read(branch.id)
-        return row, half
+        return row, side
 
     def _finish_traced(
-        self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_mixed: bool
+        self, branch: ClusterBranch[Producer], side: ClusterSide, finding: Finding, *, accept_mixed: bool
     ) -> RecoveredId:
         with tracing.trace_finish(branch.id) as trace:
-            if tracing.tracer is not None and half.open_transaction is not None:
+            if tracing.tracer is not None and side.open_transaction is not None:
                 # While it is open: once ended, it can no longer be found by its id.
                 trace.link_headers(find_open_headers(branch.admin_config, branch.id))
-            line = self._finish_branch(branch, half, finding, accept_mixed=accept_mixed)
+            line = self._finish_branch(branch, side, finding, accept_mixed=accept_mixed)
             trace.set_finding(finding.name, line.action)
             return line
 
     def _finish_branch(
-        self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_mixed: bool
+        self, branch: ClusterBranch[Producer], side: ClusterSide, finding: Finding, *, accept_mixed: bool
     ) -> RecoveredId:
         row = branch.require_row()
         token = branch.row_as_finished().pending
@@ -158,11 +158,11 @@ class Recovery(Generic[D]):
             if not accept_mixed:
                 # A writer that claimed the row meanwhile may have committed what seems to be too much.
                 self._database.check_owner(branch)
-                raise self._name_keys(row, _CONTRADICTION_ERRORS[finding](row, half.txn_state))
+                raise self._name_keys(row, _CONTRADICTION_ERRORS[finding](row, side.txn_state))
             _log.warning(
                 "%s: accepted: %s",
                 branch.id,
-                self._name_keys(row, _CONTRADICTION_ERRORS[finding](row, half.txn_state)),
+                self._name_keys(row, _CONTRADICTION_ERRORS[finding](row, side.txn_state)),
             )
             token = NOTHING
         if finding in _SETTLED_FIRST or not token:
@@ -194,7 +194,7 @@ class Recovery(Generic[D]):
         self._database.record_settled(branch, settled=True)
         self._database.record_known(branch)
         branch.last_finished = branch.require_row().state
-        return conclusions.report_line(row, half, finding, verdict, conclusions.ACTION_DONE[completion])
+        return conclusions.report_line(row, side, finding, verdict, conclusions.ACTION_DONE[completion])
 
     def _name_keys(self, row: StoredState, error: E) -> E | HeuristicMixed:
         """Return the error with the idempotency keys that it is about, if it is HeuristicMixed."""

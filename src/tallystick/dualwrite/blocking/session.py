@@ -26,8 +26,8 @@ from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.block.branch import ClusterBranch
 from tallystick.dualwrite.block.life import BlockOutcome, WriterLife, WriterState
 from tallystick.dualwrite.block.steps import StepRunner, Wait, check_wait
-from tallystick.dualwrite.blocking.halves import ClusterViews, KafkaHalf, StoreClient
 from tallystick.dualwrite.blocking.key_check import KeyCheck
+from tallystick.dualwrite.blocking.participants import ClusterViews, KafkaCommit, StoreClient
 from tallystick.dualwrite.blocking.recovery_recipe import Recovery
 from tallystick.dualwrite.errors import (
     DualWriteError,
@@ -110,7 +110,7 @@ class DualWriteSession(Generic[D]):
         )
         self.life = WriterLife(", ".join([branch.id for branch in self._branches_by_id]))
         self.outcome = BlockOutcome()
-        self._kafka = KafkaHalf(self._branches_by_id, steps, self.life.ids_text)
+        self._kafka = KafkaCommit(self._branches_by_id, steps, self.life.ids_text)
         self._factories = factories
         self._steps = steps
         self._started_at_ms = self._began_ms = 0
@@ -318,7 +318,7 @@ class DualWriteSession(Generic[D]):
         return None
 
     def _commit_kafka(self, *, wait: bool) -> None:
-        """Commit the Kafka transaction, or start to. Raises: as KafkaHalf."""
+        """Commit the Kafka transaction, or start to. Raises: as KafkaCommit."""
         try:
             (self._kafka.commit() if wait else self._kafka.start())
         except WriteInDoubt as doubt:

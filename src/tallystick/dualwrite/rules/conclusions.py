@@ -17,7 +17,7 @@ from tallystick.dualwrite.errors import (
 )
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.model import StoredState
-from tallystick.dualwrite.rules.recovery import VERDICTS, ClusterHalf, Finding, RecoveredId, Verdict
+from tallystick.dualwrite.rules.recovery import VERDICTS, ClusterSide, Finding, RecoveredId, Verdict
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import TallystickError
 
@@ -40,29 +40,29 @@ ACTION_PLANNED: Final = {
 
 
 def report_line(
-    row: StoredState, half: ClusterHalf, finding: Finding, verdict: Verdict, did: str
+    row: StoredState, side: ClusterSide, finding: Finding, verdict: Verdict, did: str
 ) -> RecoveredId:
     """Build one line of a report."""
     return RecoveredId(
         transactional_id=row.transactional_id,
         state=row.state,
-        in_doubt=PreparedTxnState.of(half.open_transaction),
+        in_doubt=PreparedTxnState.of(side.open_transaction),
         finding=finding,
         verdict=verdict,
         action=did,
     )
 
 
-def raise_if_halted(row: StoredState, half: ClusterHalf, finding: Finding) -> None:
+def raise_if_halted(row: StoredState, side: ClusterSide, finding: Finding) -> None:
     """Raise RecoveryHalted for a finding that halts in every mode. Nothing was changed in Kafka."""
     if any(VERDICTS[finding, mode] is not Verdict.HALT for mode in Mode):
         return
     cluster_text = (
-        "nothing" if half.txn_state is None else f"{half.txn_state.state} {half.txn_state.identity}"
+        "nothing" if side.txn_state is None else f"{side.txn_state.state} {side.txn_state.identity}"
     )
     text = (
         f"{row.transactional_id}: {finding.value} [{finding.name}]: the database has "
-        f"{row.state or 'nothing'} of cluster {row.cluster_id}, cluster {half.cluster_id} has "
+        f"{row.state or 'nothing'} of cluster {row.cluster_id}, cluster {side.cluster_id} has "
         f"{cluster_text}; neither commit nor abort is right"
     )
     raise ForeignCluster(text) if finding is Finding.FOREIGN else LogBehind(text)

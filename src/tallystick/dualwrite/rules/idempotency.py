@@ -22,7 +22,7 @@ from tallystick.client.errors import NotSupported
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.errors import BadResult, CorruptRow
 from tallystick.dualwrite.rules.model import StoredState
-from tallystick.dualwrite.rules.recovery import ClusterHalf, Finding, compare_halves
+from tallystick.dualwrite.rules.recovery import ClusterSide, Finding, compare_sides
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value
 
@@ -128,21 +128,21 @@ class KeyOutcome(Enum):
     UNKNOWN = auto()  # only a recovery of its id finds out
 
 
-def judge_key(state: PreparedTxnState, row: StoredState, half: ClusterHalf | None) -> KeyOutcome | None:
+def assess_key(state: PreparedTxnState, row: StoredState, side: ClusterSide | None) -> KeyOutcome | None:
     """Compare a transaction that was committed with a key with the row of its id and the cluster.
 
     A row that is settled, or names another transaction, is proof enough: a writer records a later one only
     when it knows how the one before has ended, or was told to accept it.
 
     Args:
-        half: None if the cluster was not asked.
+        side: None if the cluster was not asked.
     Returns: None if only the cluster knows.
     """
     if row.state != state or row.settled:
         return KeyOutcome.COMMITTED
-    if half is None:
+    if side is None:
         return None
-    finding = compare_halves(row, half)
+    finding = compare_sides(row, side)
     if row.timeout_ms is None and finding in (Finding.DECIDED, Finding.UNSEEN):
         return KeyOutcome.COMMITTED  # KIP-939: nothing but its own client, or an operator, ends it
     return _KEY_OUTCOMES.get(finding, KeyOutcome.UNKNOWN)

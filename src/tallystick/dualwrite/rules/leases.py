@@ -157,7 +157,7 @@ class Lending(Enum):
     """The lease is another pool's."""
 
 
-def judge_lending(usable_until_ms: int | None, now_ms: int) -> Lending:
+def assess_lending(usable_until_ms: int | None, now_ms: int) -> Lending:
     """Decide whether a writer may begin a transaction.
 
     Args:
@@ -188,7 +188,7 @@ _GIVING_BACK: Final = {
 }
 
 
-def judge_giving_back(*, is_ready: bool, is_busy: bool) -> GivingBack:
+def assess_giving_back(*, is_ready: bool, is_busy: bool) -> GivingBack:
     """Decide what becomes of a lease when the pool is closed."""
     return _GIVING_BACK[is_ready, is_busy]
 

@@ -2,7 +2,7 @@
 
 The order is part of the rule [DW-5]. First the row is claimed: from then on no earlier writer's database
 commit can succeed, and the row is final. Then the cluster is queried, before the id is initialised there,
-because InitProducerId erases how the last transaction ended. `compare_halves` compares the two sides, and
+because InitProducerId erases how the last transaction ended. `compare_sides` compares the two sides, and
 `VERDICTS` maps the finding to an action. Only then is Kafka changed; a verdict that halts changes nothing.
 
 KIP-939's recovery recipe is the first column of the table: commit the transaction in doubt if the row names
@@ -25,7 +25,7 @@ from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
 from tallystick.kernel.value import Value
 
 
-class ClusterHalf(Value, kw_only=True):
+class ClusterSide(Value, kw_only=True):
     """A cluster's state of a transactional id, before the id is initialised.
 
     txn_state   state at the transaction coordinator; None if the id is unknown there
@@ -112,40 +112,40 @@ VERDICTS: Final = {
 }
 
 
-def compare_halves(row: StoredState, half: ClusterHalf, row_before: StoredState | None = None) -> Finding:
+def compare_sides(row: StoredState, side: ClusterSide, row_before: StoredState | None = None) -> Finding:
     """Compare the two sides [DW-6]. Only an exact match is DECIDED.
 
     Args:
         row_before: the row as this writer last saw it committed; None if it never did.
     """
-    if row.state and None not in (row.cluster_id, half.cluster_id) and row.cluster_id != half.cluster_id:
+    if row.state and None not in (row.cluster_id, side.cluster_id) and row.cluster_id != side.cluster_id:
         # KIP-939's prepared state has no cluster in it: two clusters may give out the same pair.
         return Finding.FOREIGN
     # KIP-939's recipe needs no description: completeTransaction compares the token by itself.
-    if not half.is_visible:
+    if not side.is_visible:
         return Finding.UNSEEN
     if (
         row_before is not None
         and _is_behind_known(row, row_before)
-        and half.open_transaction != row_before.state.identity
+        and side.open_transaction != row_before.state.identity
     ):
         # The recipe takes the database's word, which holds only while the database forgets no commit.
         return Finding.BEHIND
-    if half.open_transaction is not None:
-        return _classify_open(row, half, half.open_transaction)
-    ended = _compare_named(row, half)
+    if side.open_transaction is not None:
+        return _classify_open(row, side, side.open_transaction)
+    ended = _compare_named(row, side)
     if (
-        half.txn_state is not None
+        side.txn_state is not None
         and ended in _ANOTHER_TRANSACTION
-        and half.txn_state.state in _COMMIT_STATES
+        and side.txn_state.state in _COMMIT_STATES
         and not row.completing
     ):
-        return Finding.AHEAD if is_older(row, half.txn_state.identity) else Finding.BEHIND
+        return Finding.AHEAD if is_older(row, side.txn_state.identity) else Finding.BEHIND
     if not row.pending:
         # Nothing is expected. But an id that is behind a finished transaction has lost it.
         return Finding.AHEAD if ended is modes.TxnFinding.LOST else Finding.IDLE
-    if ended is modes.TxnFinding.MOVED_ON and half.txn_state is not None:
-        return _classify_moved_on(row, half.txn_state)
+    if ended is modes.TxnFinding.MOVED_ON and side.txn_state is not None:
+        return _classify_moved_on(row, side.txn_state)
     return _FINDING_OF_ENDED[ended]
 
 
@@ -170,7 +170,7 @@ def _classify_moved_on(row: StoredState, txn_state: TxnDescription) -> Finding:
     2pc), or an operator has, or a writer of an earlier version, whose rows lack `notes`.
     """
     if txn_state.state in _COMMIT_STATES:
-        return Finding.FINISHED  # the row is `completing`; otherwise `compare_halves` returned BEHIND
+        return Finding.FINISHED  # the row is `completing`; otherwise `compare_sides` returned BEHIND
     # KIP-939 "Client Configuration Changes": under two-phase commit, "transactions that this client starts
     # never expire".
     name, never_expires = row.state.identity, row.timeout_ms is None
@@ -184,7 +184,7 @@ def _classify_moved_on(row: StoredState, txn_state: TxnDescription) -> Finding:
     return Finding.UNPROVEN
 
 
-def _classify_open(row: StoredState, half: ClusterHalf, pair: ProducerIdAndEpoch) -> Finding:
+def _classify_open(row: StoredState, side: ClusterSide, pair: ProducerIdAndEpoch) -> Finding:
     name = row.state.identity
     if name is None:
         # KIP-939, recipe: a prepared transaction that the database does not name is aborted. That holds for
@@ -196,7 +196,7 @@ def _classify_open(row: StoredState, half: ClusterHalf, pair: ProducerIdAndEpoch
         return Finding.AHEAD if row.settled else Finding.DECIDED
     if is_older(row, pair):
         return Finding.AHEAD
-    if not row.settled and _compare_named(row, half) is modes.TxnFinding.FORCED:
+    if not row.settled and _compare_named(row, side) is modes.TxnFinding.FORCED:
         return Finding.FORCED
     # The row names an earlier transaction, so the database did not commit the open one: abort, by the recipe.
     return Finding.STALE
@@ -229,13 +229,13 @@ _FINDING_OF_ENDED: Final = {
 }
 
 
-def _compare_named(row: StoredState, half: ClusterHalf) -> modes.TxnFinding | None:
+def _compare_named(row: StoredState, side: ClusterSide) -> modes.TxnFinding | None:
     """Return the cluster's state of the transaction that the row names; None if it names none."""
     name = row.state.identity
     if name is None:
         return None
     version = EPOCH_BUMP_VERSION if row.transaction_version is None else row.transaction_version
-    return modes.classify_outcome(TxnToResolve(writer=name, client=name, version=version), half.txn_state)
+    return modes.classify_outcome(TxnToResolve(writer=name, client=name, version=version), side.txn_state)
 
 
 class RecoveredId(Value, kw_only=True):

@@ -27,8 +27,8 @@ from tallystick.lake.entries import (
     Action,
     CommitOutcome,
     LakeEntry,
+    assess_standing,
     find_unsettled,
-    judge_standing,
 )
 from tallystick.lake.errors import TableBusy, UnusableTable
 from tallystick.lake.ports import DataFile, LakeTable, TableState
@@ -177,7 +177,7 @@ class LakeRow:
         unknown_count = 0
         for _ in range(ATTEMPTS_MAX):
             state = self._read_for_commit(unsettled_version)
-            match ACTIONS[judge_standing(state.entry, entry_to_commit)]:
+            match ACTIONS[assess_standing(state.entry, entry_to_commit)]:
                 case Action.DONE:
                     return
                 case Action.STOP if unsettled_version is not None:

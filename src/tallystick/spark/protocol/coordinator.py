@@ -38,7 +38,7 @@ from tallystick.spark.protocol.decide import (
 )
 from tallystick.spark.protocol.errors import PrefixTaken, SinkError
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
-from tallystick.spark.protocol.repetition import DEFAULT_RULES, RepetitionRules, judge_repetition
+from tallystick.spark.protocol.repetition import DEFAULT_RULES, RepetitionRules, assess_repetition
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -174,7 +174,7 @@ class SinkCoordinator:
         vote_summary = _raise_if_error(summarize_votes(votes))
         if vote_summary.is_skipped:
             last_decision = (await self._decisions.read()).decision
-            difference = _raise_if_error(judge_repetition(last_decision, vote_summary, offsets, rules))
+            difference = _raise_if_error(assess_repetition(last_decision, vote_summary, offsets, rules))
             if difference:
                 _log.warning("%s: %s", self.prefix, difference)
             return None

@@ -50,7 +50,7 @@ class RepetitionRules(Value, kw_only=True):
 DEFAULT_RULES: Final = RepetitionRules()
 
 
-def judge_repetition(
+def assess_repetition(
     last_decision: Decision | None,
     vote_summary: VoteSummary,
     offsets: str | None = None,
@@ -74,12 +74,12 @@ def judge_repetition(
             "old one: restore a newer one, or begin anew with a new checkpoint and transactional.id.prefix"
         )
     if before.sinks and vote_summary.sinks and sorted(before.sinks) != sorted(vote_summary.sinks):
-        return _judge_other_sinks(before, vote_summary, rules)
+        return _assess_other_sinks(before, vote_summary, rules)
     if _are_same_rows(before, vote_summary):
         return ""
     then = " and ".join(map(str, before.row_checksums))
     difference = f"{job} came again with {now}; what was decided is {then}"
-    return _judge_changed_rows(last_decision, job, offsets, rules, difference)
+    return _assess_changed_rows(last_decision, job, offsets, rules, difference)
 
 
 def _list_decided(last_decision: Decision, job: Job) -> tuple[JobChecksums, ...]:
@@ -106,7 +106,7 @@ def _are_same_rows(before: JobChecksums, vote_summary: VoteSummary) -> bool:
     return then == now
 
 
-def _judge_other_sinks(
+def _assess_other_sinks(
     before: JobChecksums, vote_summary: VoteSummary, rules: RepetitionRules
 ) -> SinkError | str:
     job = vote_summary.job
@@ -127,7 +127,7 @@ def _judge_other_sinks(
     )
 
 
-def _judge_changed_rows(
+def _assess_changed_rows(
     last_decision: Decision | None, job: Job, offsets: str | None, rules: RepetitionRules, difference: str
 ) -> SinkError | str:
     stands = f"{difference}. What was decided stands, and nothing was written again: {_CAUSES}"

@@ -113,7 +113,7 @@ def _list_plan(stage: ActionStage, plan: ActionPlan) -> Iterator[Block]:
         text = "This is refused." if is_refused else "This is not done without a reason."
         yield Paragraph((say(text, TextRole.BAD),))
         yield from _list_lines(plan.objections)
-    for side in plan.halves:
+    for side in plan.sides:
         yield blank()
         yield from _list_side(side)
     yield from _list_section("What readers will notice", plan.consequences)

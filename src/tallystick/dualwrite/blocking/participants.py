@@ -1,4 +1,4 @@
-# Generated from dualwrite/aio/halves.py by tools/async_to_sync.py. Do not edit it:
+# Generated from dualwrite/aio/participants.py by tools/async_to_sync.py. Do not edit it:
 # change the source and run `make format`.
 """Steps on both sides of a block: the store, the producers, and the clusters' administration.
 
@@ -31,13 +31,13 @@ from tallystick.dualwrite.rules import conclusions
 from tallystick.dualwrite.rules.conclusions import describe_error
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.model import StoredState
-from tallystick.dualwrite.rules.recovery import ClusterHalf, to_txn_state
+from tallystick.dualwrite.rules.recovery import ClusterSide, to_txn_state
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.value import replace
 
 
-class KafkaHalf:
+class KafkaCommit:
     """Commits the transactions of all clusters of a writer, once the database has committed."""
 
     def __init__(self, branches: Sequence[ClusterBranch[Producer]], steps: StepRunner, ids_text: str) -> None:
@@ -295,11 +295,11 @@ class ClusterViews:
             self._admins[branch.id] = self._create_admin(branch.admin_config)
         return self._admins[branch.id]
 
-    def describe(self, branch: ClusterBranch[Producer]) -> ClusterHalf:
+    def describe(self, branch: ClusterBranch[Producer]) -> ClusterSide:
         """Describe the transaction of a branch's id, as far as the cluster lets this client see it."""
         return self.describe_id(branch, branch.id)
 
-    def describe_id(self, branch: ClusterBranch[Producer], transactional_id: str) -> ClusterHalf:
+    def describe_id(self, branch: ClusterBranch[Producer], transactional_id: str) -> ClusterSide:
         """Describe the transaction of any id in the cluster of a branch."""
         admin = self._get_admin(branch)
         cluster = self._steps.run("describe cluster", branch.id, admin.describe_cluster)
@@ -308,15 +308,15 @@ class ClusterViews:
         answers = self._steps.run("describe", transactional_id, describing, [transactional_id])
         match answers.failures.get(transactional_id):
             case None:
-                return ClusterHalf(
+                return ClusterSide(
                     txn_state=to_txn_state(answers.found[transactional_id]),
                     cluster_id=cluster.cluster_id,
                 )
             case IdExpired():
-                return ClusterHalf(txn_state=None, cluster_id=cluster.cluster_id)
+                return ClusterSide(txn_state=None, cluster_id=cluster.cluster_id)
             case NotAuthorized() | NotSupported() as why:
                 _log.info("%s: cannot be described: %s", transactional_id, why.what())
-                return ClusterHalf(txn_state=None, is_visible=False, cluster_id=cluster.cluster_id)
+                return ClusterSide(txn_state=None, is_visible=False, cluster_id=cluster.cluster_id)
             case failure:
                 raise failure
 

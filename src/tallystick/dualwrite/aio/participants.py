@@ -29,13 +29,13 @@ from tallystick.dualwrite.rules import conclusions
 from tallystick.dualwrite.rules.conclusions import describe_error
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.model import StoredState
-from tallystick.dualwrite.rules.recovery import ClusterHalf, to_txn_state
+from tallystick.dualwrite.rules.recovery import ClusterSide, to_txn_state
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.value import replace
 
 
-class AsyncKafkaHalf:
+class AsyncKafkaCommit:
     """Commits the transactions of all clusters of a writer, once the database has committed."""
 
     def __init__(
@@ -295,11 +295,11 @@ class AsyncClusterViews:
             self._admins[branch.id] = self._create_admin(branch.admin_config)
         return self._admins[branch.id]
 
-    async def describe(self, branch: ClusterBranch[Producer]) -> ClusterHalf:
+    async def describe(self, branch: ClusterBranch[Producer]) -> ClusterSide:
         """Describe the transaction of a branch's id, as far as the cluster lets this client see it."""
         return await self.describe_id(branch, branch.id)
 
-    async def describe_id(self, branch: ClusterBranch[Producer], transactional_id: str) -> ClusterHalf:
+    async def describe_id(self, branch: ClusterBranch[Producer], transactional_id: str) -> ClusterSide:
         """Describe the transaction of any id in the cluster of a branch."""
         admin = self._get_admin(branch)
         cluster = await self._steps.run("describe cluster", branch.id, admin.describe_cluster)
@@ -308,15 +308,15 @@ class AsyncClusterViews:
         answers = await self._steps.run("describe", transactional_id, describing, [transactional_id])
         match answers.failures.get(transactional_id):
             case None:
-                return ClusterHalf(
+                return ClusterSide(
                     txn_state=to_txn_state(answers.found[transactional_id]),
                     cluster_id=cluster.cluster_id,
                 )
             case IdExpired():
-                return ClusterHalf(txn_state=None, cluster_id=cluster.cluster_id)
+                return ClusterSide(txn_state=None, cluster_id=cluster.cluster_id)
             case NotAuthorized() | NotSupported() as why:
                 _log.info("%s: cannot be described: %s", transactional_id, why.what())
-                return ClusterHalf(txn_state=None, is_visible=False, cluster_id=cluster.cluster_id)
+                return ClusterSide(txn_state=None, is_visible=False, cluster_id=cluster.cluster_id)
             case failure:
                 raise failure
 
