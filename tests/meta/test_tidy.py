@@ -75,7 +75,6 @@ SHARED_CLASS_NAMES = {
     "Admin",
     "Consumer",
     "DualWriter",
-    "PendingCommit",
     "Producer",
     "RebalanceListener",
     "Transaction",

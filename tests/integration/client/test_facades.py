@@ -545,6 +545,10 @@ def test_the_same_names_under_asyncio(broker: EmbeddedBroker, topic: str) -> Non
                     break
             await consumer.commit()
             assert (await consumer.committed([at]))[at] is not None
+            answer: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+            consumer.commit_soon({at: 1}, on_done=answer.set_result)
+            assert await answer is None
+            assert (await consumer.committed([at]))[at] == OffsetAndMetadata(1)
         return read
 
     assert asyncio.run(run()) == [b"one", b"two", b"three"]
