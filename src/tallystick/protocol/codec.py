@@ -10,6 +10,7 @@ M = TypeVar("M")
 
 # Record data of this size or more is passed on uncopied; below, a copy is cheaper than another buffer.
 _JOIN_BELOW_BYTES: Final = 4096
+_JOIN_AT_A_TIME: Final = 8192
 
 
 def encode(message: object, version: int) -> bytes:
@@ -18,7 +19,7 @@ def encode(message: object, version: int) -> bytes:
     Raises: UnsupportedField when a field holds a value that `version` cannot carry; UnsupportedVersion;
         EncodeError for a number or a string that does not fit its type.
     """
-    return b"".join(get_encoder(type(message), version)(message))
+    return _join(get_encoder(type(message), version)(message))
 
 
 def encode_parts(message: object, version: int) -> list[bytes | memoryview]:
@@ -30,12 +31,20 @@ def encode_parts(message: object, version: int) -> list[bytes | memoryview]:
             small.append(part)
             continue
         if small:
-            parts.append(b"".join(small))
+            parts.append(_join(small))
             small.clear()
         parts.append(memoryview(part) if isinstance(part, bytearray) else part)
     if small:
-        parts.append(b"".join(small))
+        parts.append(_join(small))
     return parts
+
+
+def _join(parts: list[Buffer]) -> bytes:
+    """Return the parts as one: CPython's `join` takes 80 bytes for each of those it is given at a time."""
+    if len(parts) > _JOIN_AT_A_TIME:
+        starts = range(0, len(parts), _JOIN_AT_A_TIME)
+        parts = [b"".join(parts[start : start + _JOIN_AT_A_TIME]) for start in starts]
+    return b"".join(parts)
 
 
 def decode(cls: type[M], buf: Buffer, version: int, *, room: int = DECODE_MEMORY_BYTES) -> M:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tallystick.broker.server.unsent import TAKEN_BYTES_MIN, UnsentAnswers
+from tallystick.broker.server.unsent import TAKEN_BYTES_MIN, HandedOver, UnsentAnswers
 
 BOUND, PATIENCE_S = 1_000_000, 3.0
 
@@ -11,7 +11,11 @@ BOUND, PATIENCE_S = 1_000_000, 3.0
 class Peer:
     def __init__(self, unsent_bytes: int) -> None:
         self.unsent_bytes = unsent_bytes
+        self.handed_over: Any = self
         self.why = ""
+
+    def count_held(self, unsent_bytes: int) -> int:
+        return unsent_bytes
 
     def close(self, why: str) -> None:
         self.unsent_bytes, self.why = 0, why
@@ -115,3 +119,40 @@ def test_a_waiter_for_room_learns_of_reads_that_no_event_announced() -> None:
         peer.unsent_bytes = 0
     world.pass_time(PATIENCE_S / 3)
     assert world.rooms == 1
+
+
+def test_an_answer_is_held_whole_until_its_last_byte_is_sent() -> None:
+    """The kernel takes four megabytes of six at once: the transport keeps the six, and says two."""
+    sent = HandedOver()
+    assert sent.count_held(0) == 0
+    sent.add(6_000_000)
+    assert sent.count_held(2_000_000) == 6_000_000
+    sent.add(1_000)
+    assert sent.count_held(2_001_000) == 6_001_000
+    assert sent.count_held(1_000) == 1_000
+    assert sent.count_held(0) == 0
+
+
+def test_a_transport_that_encrypts_may_have_more_left_than_it_was_given() -> None:
+    sent = HandedOver()
+    sent.add(1_000)
+    assert sent.count_held(1_022) == 1_000
+    assert sent.count_held(0) == 0
+
+
+def test_a_peer_that_reads_is_not_closed_although_its_answer_is_held() -> None:
+    world = World()
+    peer = Peer(BOUND + 1)
+    peer.handed_over = HandedOver()
+    peer.handed_over.add(BOUND + 1)
+    world.peers = [peer]
+    world.unsent.add(peer)
+    for _ in range(5):
+        peer.unsent_bytes -= TAKEN_BYTES_MIN
+        world.pass_time(PATIENCE_S)
+        world.unsent.check()
+    assert world.unsent.total == BOUND + 1
+    assert world.closed == []
+    world.pass_time(PATIENCE_S)
+    world.pass_time(PATIENCE_S)
+    assert world.closed == [0]

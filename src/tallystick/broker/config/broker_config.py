@@ -144,13 +144,13 @@ class BrokerConfig:
         dynamic=True,
     )
     queued_max_request_bytes: int = setting(
-        256 * MIB,
+        128 * MIB,
         "Memory for requests, from their first byte until they are answered, over all connections. Kafka: no "
         "limit.",
         low=MIB,
     )
     queued_max_response_bytes: int = setting(
-        128 * MIB,
+        64 * MIB,
         "Memory for answers that clients have not read yet, over all connections. Above it, connections that "
         "do not read are closed. Not Kafka's.",
         low=MIB,

@@ -37,7 +37,7 @@ from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.login_rules import FindScramCredential, find_no_credential
 from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
-from tallystick.broker.server.unsent import CLOSED_TRANSPORT, UnsentAnswers
+from tallystick.broker.server.unsent import CLOSED_TRANSPORT, HandedOver, UnsentAnswers
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.log_throttle import LogThrottle
@@ -144,6 +144,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_send_queue",
         "_server",
         "_transport",
+        "handed_over",
         "last_active_s",
         "peer",
         "was_refused",
@@ -153,6 +154,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._server, self._port = server, port
         self._pending: deque[_PendingResponse] = deque()
         self._send_queue: list[Buffer] = []
+        self.handed_over = HandedOver()
         self._is_exclusive = self._is_ending = self.was_refused = False
         self._is_reading_paused = self._is_writing_paused = self._is_closing = False
         self.last_active_s = server.loop.time()
@@ -366,6 +368,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _send(self) -> None:
         out, self._send_queue = join_small(self._send_queue), []
+        self.handed_over.add(sum(map(len, out)))
         if len(out) > 1 and self._server.supports_scatter:
             self._transport.writelines(out)
         else:  # asyncio would join them
@@ -377,12 +380,15 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _close_when_answered(self) -> None:
         """Answer the requests before the protocol violation, in order, then close."""
-        if not self._is_reading_paused:
-            self._is_reading_paused = True
-            self._transport.pause_reading()
+        self._pause_reading()
         if not self._pending:
             # Sends buffered answers; the sweep closes a connection whose peer does not read them.
             self._transport.close()
+
+    def _pause_reading(self) -> None:
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
 
     @property
     def announced_bytes(self) -> int:
@@ -429,9 +435,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Accept no further request; return True when every answer has been handed to the kernel."""
         if self._is_closing:
             return not self._pending  # its client may be gone while a change is under way
-        if not self._is_reading_paused:
-            self._is_reading_paused = True
-            self._transport.pause_reading()
+        self._pause_reading()
         if self._pending or self.unsent_bytes:
             return False
         self._is_closing = True

@@ -6,6 +6,7 @@ do not are closed, the one with the most unsent bytes first.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -15,12 +16,41 @@ from tallystick.kernel.limits import KIB
 TAKEN_BYTES_MIN: Final = 64 * KIB
 
 
+class HandedOver:
+    """The bytes that a connection handed to its transport, which keeps those of one call until all are sent.
+
+    uvloop's does, whose `get_write_buffer_size` counts the bytes that are left alone; so an answer of
+    six megabytes of which the kernel took four is two megabytes to it, and six in memory.
+    """
+
+    __slots__ = ("_ends", "_handed_bytes", "_held_from")
+
+    def __init__(self) -> None:
+        self._handed_bytes = 0
+        self._held_from = 0
+        self._ends: deque[int] = deque()  # of each call, in bytes handed over before and in it
+
+    def add(self, size: int) -> None:
+        """Record the bytes of one call."""
+        self._handed_bytes += size
+        self._ends.append(self._handed_bytes)
+
+    def count_held(self, unsent_bytes: int) -> int:
+        """Return the bytes of the calls that are not sent whole, given those that are left of all."""
+        sent_bytes = self._handed_bytes - unsent_bytes
+        while self._ends and self._ends[0] <= sent_bytes:
+            self._held_from = self._ends.popleft()
+        return self._handed_bytes - self._held_from
+
+
 class UnsentConnection(Protocol):
     """A connection, as far as its unsent bytes are concerned."""
 
+    handed_over: HandedOver
+
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the transport holds for the peer."""
+        """Bytes that the transport has not sent to the peer."""
         ...
 
     def close(self, why: str) -> None:
@@ -76,10 +106,13 @@ class UnsentAnswers:
 
     @property
     def total(self) -> int:
-        """Bytes that peers have not taken yet. Cost: linear in connections that sent since the last call."""
+        """Memory of answers that peers have not taken yet.
+
+        Cost: linear in connections that sent since the last call.
+        """
         total = 0
         for connection in tuple(self._senders):
-            size = connection.unsent_bytes
+            size = _count_held(connection)
             total += size
             if not size:
                 self._senders.discard(connection)
@@ -96,9 +129,9 @@ class UnsentAnswers:
             return
         if self._timer is None:
             self._timer = self._loop.call_later(self._patience_s / 3, self._check_again)
-        sizes = sorted(((c.unsent_bytes, c) for c in self._senders), key=lambda each: each[0], reverse=True)
+        sizes = sorted(((_count_held(c), c) for c in self._senders), key=lambda each: each[0], reverse=True)
         for size, connection in sizes:
-            stuck_s = self._measure(connection, size, now_s)
+            stuck_s = self._measure(connection, connection.unsent_bytes, now_s)
             if total > bytes_max and stuck_s >= self._patience_s:
                 connection.close(
                     f"memory for answers is short, and of {size} bytes its client took too few in"
@@ -118,6 +151,10 @@ class UnsentAnswers:
         self._timer = None
         self.check()
         self._on_room()
+
+
+def _count_held(connection: UnsentConnection) -> int:
+    return connection.handed_over.count_held(connection.unsent_bytes)
 
 
 class _ClosedTransport(asyncio.Transport):
