@@ -1,6 +1,7 @@
 """How tests are shared out to the workers of `make test`, and which cases it leaves to `make test-full`."""
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,10 +50,12 @@ def test_what_is_long_begins_first(scheduling: SlowFilesFirst) -> None:
     assert order == ["spark", "broker.py", "slow.py", "large.py", "small.py"]
 
 
-class Case(SimpleNamespace):
+@dataclass(frozen=True)
+class Case:
     """A test with one set of parameters; `count` is the argument of its mark `gate`, if it has one."""
 
-    __hash__ = object.__hash__
+    nodeid: str
+    count: int | None
 
     def get_closest_marker(self, name: str) -> SimpleNamespace | None:
         assert name == "gate"

@@ -5,11 +5,13 @@ compares one name with None in each call, and that is all. A tracer's methods ne
 must not become a failure of what is reported [OTEL-1].
 """
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+from tallystick.client.producer.batches.arrow_rows import is_arrow_array
+from tallystick.client.producer.batches.columns import ArrowColumn
 from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery
 
 R = TypeVar("R")
@@ -104,3 +106,16 @@ def trace_send(client_id: str, topic: str | None, headers: HeaderPairs | None, c
 def trace_call(call: str, transactional_id: str) -> AbstractContextManager[object]:
     """Trace a call on a transaction, if there is a tracer."""
     return _NOTHING if (now := tracer) is None else now.trace_call(call, transactional_id)
+
+
+def trace_columns(
+    client_id: str,
+    topic: str,
+    values: "Sequence[Any] | ArrowColumn",
+    headers: Iterable[tuple[str, bytes | None]],
+) -> SendTrace:
+    """Trace a `send_batch`. Arrow arrays without headers are sent without any, at their own speed."""
+    pairs = tuple(headers)
+    if not pairs and is_arrow_array(values):
+        return trace_send(client_id, topic, None, len(values))
+    return trace_send(client_id, topic, pairs, len(values))

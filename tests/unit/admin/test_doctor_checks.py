@@ -12,8 +12,8 @@ from tallystick.admin.doctor.checks import (
     DoctorRow,
     Question,
     Status,
+    assess,
     format_duration,
-    judge,
 )
 from tallystick.admin.doctor.facts import (
     CLUSTER,
@@ -59,7 +59,7 @@ def ask(*roles: Role, **changes: Any) -> dict[str, DoctorRow]:
         bootstrap="b:9092",
         now_ms=0,
     )
-    return {finding.check: finding for finding in judge(question)}
+    return {finding.check: finding for finding in assess(question)}
 
 
 def test_a_cluster_with_everything_fails_nothing() -> None:

@@ -14,11 +14,11 @@ from tallystick.client.producer.batches.accumulator import (
     BufferFullOrUnknownTopic,
     RecordAccumulator,
 )
+from tallystick.client.producer.batches.columns import build_columns
 from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery
 from tallystick.client.producer.batches.partitioner import hash_key_to_partition
 from tallystick.client.producer.batches.producer_batch import SealedBatch
 from tallystick.client.producer.batches.rows import ListRows
-from tallystick.client.producer.columns import build_columns
 from tallystick.kernel.errors import Effect
 
 

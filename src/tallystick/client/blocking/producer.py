@@ -14,15 +14,14 @@ from tallystick.client.net.retry_scope import Deadline
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.client.producer.batches.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.batches.arrow_table import split_by_partition
-from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery, DeliveryCallback
-from tallystick.client.producer.columns import (
+from tallystick.client.producer.batches.columns import (
     ArrowColumn,
     Column,
     build_columns,
     build_delivery,
     take_objects,
-    trace_columns,
 )
+from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.serializers import Header, K, SerializedHeaders, V
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
@@ -164,7 +163,7 @@ class Producer(Generic[K, V]):
         Raises: as `send`; ValueError for columns of different lengths.
         Cost: about 0.1 us a record without keys, 0.4 with.
         """
-        with trace_columns(self._client_id, topic, values, headers) as trace:
+        with tracing.trace_columns(self._client_id, topic, values, headers) as trace:
             if self.serializer is not None:
                 columns = serialize_rows(self, topic, values, keys, trace.headers)
                 rows = build_columns(*columns, timestamp_ms)

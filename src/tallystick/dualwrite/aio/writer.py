@@ -21,8 +21,8 @@ from tallystick.client.aio.consumer import Consumer
 from tallystick.client.aio.producer import Producer, serialize_record, serialize_rows
 from tallystick.client.errors import AbortRequired, SerializationFailed
 from tallystick.client.net import backoff
+from tallystick.client.producer.batches.columns import Column
 from tallystick.client.producer.batches.delivery import BatchDelivery, Delivery
-from tallystick.client.producer.columns import Column
 from tallystick.client.serializers import mark_serialized
 from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite import tracing

@@ -1,11 +1,10 @@
-"""Columns of a `send_batch`, and what becomes of the rows of one call."""
+"""Columns of a `send_batch`, and the deliveries of its rows."""
 
 import time
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
-from tallystick.client import tracing
 from tallystick.client.errors import IllegalState
 from tallystick.client.producer.batches.accumulator import (
     PlacedOutcomes,
@@ -36,19 +35,6 @@ def build_delivery(share: PartitionRows, parts: PlacedOutcomes) -> BatchDelivery
     if not isinstance(places, range):
         parts = [(outcome, [places[row] for row in rows]) for outcome, rows in parts]
     return BatchDelivery(share.topic, parts)
-
-
-def trace_columns(
-    client_id: str,
-    topic: str,
-    values: "Sequence[Any] | ArrowColumn",
-    headers: Iterable[tuple[str, bytes | None]],
-) -> tracing.SendTrace:
-    """Trace a `send_batch`. Arrow arrays without headers are sent without any, at their own speed."""
-    pairs = tuple(headers)
-    if not pairs and is_arrow_array(values):
-        return tracing.trace_send(client_id, topic, None, len(values))
-    return tracing.trace_send(client_id, topic, pairs, len(values))
 
 
 def take_objects(column: object) -> Sequence[object]:
