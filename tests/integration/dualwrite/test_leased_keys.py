@@ -89,7 +89,7 @@ def test_a_celery_task_that_is_delivered_again_is_paid_once(
     with Celery("shop", broker="memory://") as app:
         app.conf.task_always_eager = True
 
-        @app.task(base=LeasedTask, name="shop.pay")
+        @app.task(base=LeasedTask, name="shop.pay", shared=False)
         def pay(txn: Any, what: str) -> str:
             return insert(world, txn, what)
 
