@@ -19,7 +19,7 @@ SETS   := PYTHONHASHSEED=0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full check unit format interop spark-versions crash soak sim sim-nightly mutants fuzz hostile bench browser screenshots docs dist wheels scripts-rewrite clean
+.PHONY: help run test ahead test-full check unit format interop spark-versions crash soak sim sim-nightly mutants fuzz hostile bench browser screenshots docs dist wheels scripts-rewrite clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -36,8 +36,14 @@ run: $(READY) ## 336,776 flights through a Spark pipeline whose parts are killed
 	@$(BIN)/tallystick demo
 
 test: $(READY) ## everything a change must pass
-	@$(BIN)/python -m tools.gate --beside $(BIN)/python -m tests.support.class_archive
+	@$(BIN)/python -m tools.gate --beside $(MAKE) --no-print-directory ahead
 	@$(SETS) HYPOTHESIS_PROFILE=gate $(BIN)/python -m pytest $(FOUR) --dist loadfile $(FIXED)
+
+# Once, while types are checked on the other processor, what each test process would do: to archive Spark's classes,
+# and to compile tests as pytest does. Pytest reports what cannot be collected when it runs the tests.
+ahead: $(READY)
+	@$(BIN)/python -m tests.support.class_archive
+	@$(BIN)/python -m pytest --collect-only -p no:randomly >/dev/null 2>&1 || true
 
 test-full: $(READY) ## everything there is, in a random order with random examples: hours
 	@$(BIN)/python -m tools.gate --beside $(BIN)/python -m tests.support.class_archive

@@ -265,6 +265,7 @@ def test_scroll_focus_and_selected_text_are_kept(tab: Tab, site: Site) -> None:
     assert page.evaluate("document.activeElement.closest('tr').id") == "txn-pay-25"
 
 
+@pytest.mark.gate(0)
 def test_a_focused_row_keeps_its_place(tab: Tab, site: Site) -> None:
     page = tab.follow("/transactions")
     page.mouse.move(2, 2)

@@ -279,7 +279,7 @@ def test_every_step_on_sqlite(broker: EmbeddedBroker, lives: Lives, place: Place
     check(Cell(place, OURS, "2pc", broker.bootstrap_servers, lives), every_step=True)
 
 
-@pytest.mark.gate(1)
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("kind", KINDS if LONG else OTHERS)
 def test_every_store(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
     check(Cell(place, OURS, "2pc", broker.bootstrap_servers, lives), every_step=LONG)

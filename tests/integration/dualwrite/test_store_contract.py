@@ -38,6 +38,7 @@ if not settings.configured:
     django.setup()
 
 
+@pytest.mark.gate(2)
 class TestAsyncSqlStore(StoreSuite):
     @pytest.fixture(params=["postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy", "sqlite+aiosqlite"])
     def stores(
@@ -80,6 +81,7 @@ class ThreadsClose(DjangoStore):
                 connections[self.using].close()
 
 
+@pytest.mark.gate(2)
 class TestDjangoStore(StoreSuite):
     @pytest.fixture(params=["sqlite", "postgresql"])
     def stores(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], DjangoStore]]:
@@ -114,6 +116,7 @@ class TestDjangoStore(StoreSuite):
             return {row[0] for row in cursor.fetchall()}
 
 
+@pytest.mark.gate(2)
 class TestRocksStore(StoreSuite):
     @pytest.fixture(params=[False, True], ids=["dict", "raw"])
     def stores(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], RocksStore]]:
@@ -129,6 +132,7 @@ class TestRocksStore(StoreSuite):
         return {key.decode() if isinstance(key, bytes) else str(key) for key in store.database.keys()}  # noqa: SIM118
 
 
+@pytest.mark.gate(2)
 class TestZooKeeperStore(StoreSuite):
     @pytest.fixture
     def stores(self, zookeeper: ZooKeeper) -> Iterator[Callable[[], ZooKeeperStore]]:
@@ -177,6 +181,7 @@ class LakeSuite(StoreSuite):
         assert runner.call(self.read, two) == set()
 
 
+@pytest.mark.gate(2)
 class TestDeltaStore(LakeSuite):
     @pytest.fixture(params=["one table object", "two"])
     def stores(self, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], DeltaStore]:
@@ -196,6 +201,7 @@ class TestDeltaStore(LakeSuite):
         handle.append([{"v": value}])
 
 
+@pytest.mark.gate(2)
 class TestAsyncDeltaStore(LakeSuite):
     @pytest.fixture
     def stores(self, tmp_path: Path) -> Callable[[], AsyncDeltaStore]:

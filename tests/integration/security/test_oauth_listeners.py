@@ -103,6 +103,7 @@ def test_a_function_and_client_credentials_give_tokens(world: World) -> None:
         assert world.provider.fetches == 1
 
 
+@pytest.mark.gate(0)
 def test_librdkafka_logs_in_with_a_token_and_renews_it(world: World) -> None:
     tokens: list[str] = []
 

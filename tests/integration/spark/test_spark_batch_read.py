@@ -98,6 +98,7 @@ def test_a_topic_of_many_batches(spark: SparkSession, broker: EmbeddedBroker, to
     assert offsets(frame) == [(partition, at) for partition in (0, 1) for at in range(30_000)]
 
 
+@pytest.mark.gate(0)
 def test_where_to_begin_and_to_end(spark: SparkSession, broker: EmbeddedBroker, topic: str) -> None:
     fill(broker, topic, 10)
     fill(broker, topic, 10, partition=1)

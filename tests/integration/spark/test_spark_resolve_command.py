@@ -70,7 +70,7 @@ def test_what_is_in_no_decision_is_aborted(query: Query) -> None:
     assert query.open_ids() == []
 
 
-@pytest.mark.gate(1)
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("mode", ["2pc", "keep", "resume"])
 def test_without_a_mode_one_is_taken_that_the_cluster_offers_and_the_transactions_need(mode: str) -> None:
     """A query in a weaker mode is on a cluster that refuses two-phase commit."""
@@ -127,7 +127,7 @@ def test_what_is_for_a_lake_table_goes_with_one(query: Query, store: tuple[str, 
     assert "--storage-option: is for a lake table" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.gate(0)
 def test_a_query_that_writes_tables_is_asked_for_in_its_database(query: Query, tmp_path: Path) -> None:
     """What a database decides is never looked for in the topic of decisions, where it would be missed."""
     store = f"sqlite:///{tmp_path / 'rows.db'}"

@@ -116,6 +116,7 @@ def test_a_write_with_a_name_is_done_once(place: Place) -> None:
     assert place.open_transactions() == []
 
 
+@pytest.mark.gate(0)
 def test_a_write_that_fails_leaves_nothing(place: Place) -> None:
     """All or nothing: one task of two has written when the other one fails for good."""
     frame = place.spark.range(0, 100, 1, 2).selectExpr(
@@ -184,6 +185,7 @@ def test_an_attempt_that_fails_after_its_last_row_is_in_no_decision(place: Place
     assert place.written() == rows_of(0, 1)
 
 
+@pytest.mark.gate(0)
 def test_a_batch_that_spark_forgot_is_skipped(place: Place) -> None:
     """[SPK-22] The sink committed, and Spark does not know."""
     place.add(0)
@@ -212,6 +214,7 @@ def test_a_forgotten_batch_that_has_become_another_stops_the_query(place: Place)
     assert place.written() == rows_of(0)
 
 
+@pytest.mark.gate(0)
 def test_another_checkpoint_is_refused_until_an_operator_chooses(place: Place) -> None:
     place.add(0)
     place.run()
@@ -433,6 +436,7 @@ def test_foreach_batch_that_fails_leaves_nothing_open(place: Place) -> None:
     assert place.open_transactions() == []
 
 
+@pytest.mark.gate(0)
 def test_foreach_batch_decides_a_batch_that_has_no_tasks(place: Place) -> None:
     """An empty frame may have no partition at all, and so no task to say so; the next batch follows it."""
     write = foreach_batch(place.options, query_id="q")

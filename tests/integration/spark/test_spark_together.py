@@ -241,6 +241,7 @@ class TwoTopics:
         return [len(committed_records(self.place.client, topic, 1)) for topic in self.topics]
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 def test_two_functions_with_prefixes_of_their_own(place: Place) -> None:
     """[SPK-29] Each has a note of its own in the checkpoint."""
@@ -254,6 +255,7 @@ def test_two_functions_with_prefixes_of_their_own(place: Place) -> None:
     assert two.count() == [2 * ROWS, 2 * ROWS]
 
 
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 def test_two_functions_under_one_prefix_are_refused(place: Place) -> None:
     """[SPK-22] What was decided for one topic was not written to the other."""

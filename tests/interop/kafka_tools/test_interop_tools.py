@@ -239,6 +239,7 @@ def test_kafka_broker_api_versions_and_cluster(cluster: Any, java: Any) -> None:
     assert re.search(r"Cluster ID: [\w-]{22}", java.tool("kafka-cluster", "cluster-id", *at))
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("policy", ["compact", "delete"])
 def test_described_configs_name_their_source(cluster: Any, java: Any, policy: str) -> None:
     topic = cluster.topic(cleanup_policy=policy)

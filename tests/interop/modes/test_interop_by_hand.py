@@ -11,7 +11,7 @@ from tools.servers import apache_kafka
 
 from tallystick.cli.main import main
 
-pytestmark = [pytest.mark.kafka, pytest.mark.server]
+pytestmark = [pytest.mark.gate(0), pytest.mark.kafka, pytest.mark.server]
 
 SETTINGS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -44,7 +44,6 @@ def run(node: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     return ran
 
 
-@pytest.mark.gate(0)
 def test_rights_are_granted_listed_and_taken_back(run: Run) -> None:
     """KIP-939 "ACL Changes": TWO_PHASE_COMMIT is an operation of its own on a transactional id."""
     grant = (

@@ -19,7 +19,7 @@ from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.transaction_history import TransitionKind
 from tallystick.testing import eventually
 
-pytestmark = [pytest.mark.kafka, pytest.mark.server]
+pytestmark = [pytest.mark.gate(0), pytest.mark.kafka, pytest.mark.server]
 
 K = TransitionKind
 SETTINGS = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "3"}
@@ -44,7 +44,6 @@ def begin(node: Any, name: str) -> Producer:
     return producer
 
 
-@pytest.mark.gate(0)
 def test_histories_and_verdicts_on_apache_kafka(node: Any) -> None:
     with begin(node, "committed") as producer:
         producer.commit_transaction()

@@ -14,7 +14,7 @@ from tallystick import Consumer, Producer, TopicPartition
 from tallystick.admin.client import Admin
 from tallystick.admin.topics import NewTopic
 
-pytestmark = [pytest.mark.kafka, pytest.mark.server]
+pytestmark = [pytest.mark.gate(0), pytest.mark.kafka, pytest.mark.server]
 
 SETTINGS = {
     "offsets.topic.num.partitions": "1",
@@ -75,7 +75,6 @@ def test_a_prepared_transaction_is_completed_in_mode_resume(servers: dict[str, A
     producer.close()
 
 
-@pytest.mark.gate(0)
 def test_without_its_mode_it_is_refused_and_stays_as_it_is(servers: dict[str, Any]) -> None:
     make_topic(servers, "kept")
     producer = Producer({**servers, **RESUME, "transactional.id": "kept"})
@@ -102,7 +101,6 @@ def test_without_its_mode_it_is_refused_and_stays_as_it_is(servers: dict[str, An
     producer.close()
 
 
-@pytest.mark.gate(0)
 def test_a_hanging_transaction_is_aborted_and_the_missing_check_is_said(servers: dict[str, Any]) -> None:
     """[ADM-3] Kafka's leader does not compare the start offset."""
     make_topic(servers, "hanging")

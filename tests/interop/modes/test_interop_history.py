@@ -15,7 +15,7 @@ from tallystick.admin.txn.transaction_log import TransactionLogFollower
 from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind
 from tallystick.testing import eventually
 
-pytestmark = [pytest.mark.kafka, pytest.mark.server]
+pytestmark = [pytest.mark.gate(0), pytest.mark.kafka, pytest.mark.server]
 
 K = TransitionKind
 SETTINGS = {
@@ -64,7 +64,6 @@ def kinds(node: Any, name: str) -> list[TransitionKind | int]:
     return [each.kind for each in follow(node) if each.transactional_id == name]
 
 
-@pytest.mark.gate(0)
 def test_kafka_s_log_tells_what_happened(node: Any) -> None:
     """Commit, abort by the client, a new incarnation; the follower leaves no group behind."""
     with Admin(config(node)) as admin:

@@ -98,6 +98,7 @@ def test_a_name_adds_no_markup_and_each_character_of_it_is_seen(path: str, name:
     assert " ".join(show_on_page(name).split()) in " ".join(page.text.split())
 
 
+@pytest.mark.gate(30)
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("path", [*LISTS, *OF_ONE])
 def test_the_json_form_has_names_as_they_are_and_only_ascii(path: str, name: str) -> None:

@@ -203,7 +203,7 @@ def test_a_bomb_costs_no_more_than_the_bound(codec: Codec, make: Callable[[], by
 
 
 @pytest.mark.parametrize(("codec", "make"), BOMBS)
-@pytest.mark.slow
+@pytest.mark.gate(1)
 def test_a_bomb_in_a_batch_costs_no_more_either(codec: Codec, make: Callable[[], bytes]) -> None:
     header = BatchHeader(0, 0, 0, 2, 0, codec, 0, 0, 0, -1, -1, -1, 1)
     batch = build_batch(header, make())

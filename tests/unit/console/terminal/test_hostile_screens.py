@@ -105,7 +105,7 @@ def list_harmless_styles() -> set[str]:
     return {*styles, "\x1b[39;49m"}
 
 
-@pytest.mark.gate(6)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("where", [*WAYS, "a result"])
 def test_a_name_does_nothing_and_each_character_of_it_is_seen(where: str, name: str) -> None:
