@@ -29,8 +29,8 @@ from tallystick.broker import embedded
 
 START_PROCESS = embedded.start_process
 
-# HYPOTHESIS_PROFILE chooses: "quick" for `make check`, "gate" for `make test`, "full" for `make test-full`.
-# The first two try the same examples in every run, so that a change fails for what it changes. The third
+# HYPOTHESIS_PROFILE chooses: "quick" for `make check` and a bare `pytest`, "gate" for `make test`, "full" for
+# `make test-full`. The first two try the same examples in every run, so that a change fails for what it changes. The third
 # draws new ones and keeps those that failed: they are tried first the next time.
 _COMMON: dict[str, Any] = {
     "deadline": None,
@@ -38,7 +38,7 @@ _COMMON: dict[str, Any] = {
 }
 _KEPT = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples")
 settings.register_profile("quick", max_examples=10, derandomize=True, database=None, **_COMMON)
-settings.register_profile("gate", max_examples=20, derandomize=True, database=None, **_COMMON)
+settings.register_profile("gate", max_examples=10, derandomize=True, database=None, **_COMMON)
 settings.register_profile("full", max_examples=100, database=_KEPT, print_blob=True, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

@@ -26,7 +26,7 @@ from tallystick.console.model.state import ConsoleState
 from tallystick.console.web.app import create_app
 from tallystick.kernel.ids import TopicPartition
 
-pytestmark = [pytest.mark.kafka, pytest.mark.server]
+pytestmark = [pytest.mark.gate(0), pytest.mark.kafka, pytest.mark.server]
 
 SETTINGS: Final = {
     "offsets.topic.num.partitions": "1",
@@ -143,7 +143,6 @@ def test_ages_are_those_of_what_holds_readers_back(values: Values) -> None:
     assert 0 <= values["tallystick_cluster_partition_held_back_seconds", at("orders")] < 3600
 
 
-@pytest.mark.gate(0)
 def test_a_broker_tells_its_room(values: Values) -> None:
     sizes, room = (
         [value for (each, _), value in values.items() if each == name]
@@ -186,7 +185,6 @@ def test_every_page_shows_apache_kafka(servers: str, writer: Producer) -> None:
     assert (row["data_lag"], row["held_back_count"]) == (2, 2)
 
 
-@pytest.mark.gate(0)
 def test_a_dead_spark_driver_on_apache_kafka(servers: str) -> None:
     """The mode `resume`, which is all that Kafka 4.3 has: the command needs to be told."""
     query = PhasedQuery(servers, modes=("resume",))
