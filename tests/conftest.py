@@ -30,7 +30,8 @@ from tallystick.broker import embedded
 START_PROCESS = embedded.start_process
 
 # HYPOTHESIS_PROFILE chooses: "quick" for `make check` and a bare `pytest`, "gate" for `make test`, "full" for
-# `make test-full`. The first two try the same examples in every run, so that a change fails for what it changes. The third
+# `make test-full`. The first two try the same examples in every run, so that a change fails for what it
+# changes. The third
 # draws new ones and keeps those that failed: they are tried first the next time.
 _COMMON: dict[str, Any] = {
     "deadline": None,
