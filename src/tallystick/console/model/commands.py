@@ -94,13 +94,6 @@ def describe_group_command(bootstrap_servers: str, group_id: str) -> str:
     return format_command(bootstrap_servers, "groups", "describe", "--group", group_id)
 
 
-def consume_record_command(bootstrap_servers: str, partition: TopicPartition, offset: int) -> str:
-    """Return the command that prints one record, all of it."""
-    where = ("--topic", partition.topic, "--partition", str(partition.partition), "--offset", str(offset))
-    words = ["tallystick", "consume", "--bootstrap-server", bootstrap_servers, *where]
-    return quote_words([*words, "--max-messages", "1", "--output", "json"])
-
-
 def reset_offsets_command(bootstrap_servers: str, group_id: str, *options: str) -> str:
     """Return the command that moves a group's offsets; without `--execute` it would only show them."""
     return format_command(
