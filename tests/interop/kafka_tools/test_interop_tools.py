@@ -225,7 +225,8 @@ def test_producer_perf_test(cluster: Any, java: Any) -> None:
         "compression.type=lz4",
     )
     printed = java.tool("kafka-producer-perf-test", "--topic", topic, *load, *config)
-    assert printed.startswith("20000 records sent")
+    # The sum is the last line; a slow machine has one every five seconds, too.
+    assert printed.splitlines()[-1].startswith("20000 records sent")
     offsets = java.tool("kafka-get-offsets", "--bootstrap-server", cluster.bootstrap, "--topic", topic)
     assert sum(int(line.rsplit(":", 1)[1]) for line in offsets.split()) == 20000
 
