@@ -11,7 +11,7 @@ from tests.support.secure_kafka import PASSWORD, SESSION_MS, SecureKafka
 
 from tallystick import Consumer, Producer
 from tallystick.admin import Admin, NewTopic
-from tallystick.client.errors import AuthenticationFailed, TimedOut, TlsFailed, Unreachable
+from tallystick.client.errors import AuthenticationFailed, BadAnswer, TimedOut, TlsFailed, Unreachable
 from tallystick.testing import eventually
 
 pytestmark = [pytest.mark.gate(0), pytest.mark.kafka, pytest.mark.server]
@@ -117,7 +117,7 @@ def test_a_transaction_lives_through_reauthentications(secure_kafka: SecureKafka
 
 def fail(config: Mapping[str, object]) -> Exception:
     with Admin({**QUICK, **config}) as admin:
-        with pytest.raises((AuthenticationFailed, Unreachable, TimedOut)) as caught:
+        with pytest.raises((AuthenticationFailed, BadAnswer, Unreachable, TimedOut)) as caught:
             admin.list_topics()
         return caught.value
 
