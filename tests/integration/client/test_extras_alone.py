@@ -42,7 +42,6 @@ def run(program: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.gate(1)
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_alone_is_enough_for_what_it_is_for(extra: str) -> None:
     run(HIDE.format(extras=repr(extra)) + LOAD_ALL.format(names=EXTRAS[extra]))
@@ -52,7 +51,6 @@ def test_without_extras_each_name_says_which_one_it_needs() -> None:
     run(HIDE.format(extras="") + LOAD_NONE.format(names=EXTRAS))
 
 
-@pytest.mark.gate(0)
 def test_the_broker_and_its_clients_need_no_extra() -> None:
     names = ("tallystick:Producer", "tallystick:Consumer", "tallystick:Admin", "tallystick.cli.main:main")
     run(HIDE.format(extras="") + LOAD_ALL.format(names=(*names, "tallystick.testing:EmbeddedBroker")))

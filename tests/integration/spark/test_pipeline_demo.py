@@ -10,7 +10,6 @@ from tallystick.pipeline.demo.demo_run import DemoRun
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 
-@pytest.mark.gate(0)
 @pytest.mark.timeout(600)
 def test_flights_arrive_once_although_broker_and_driver_are_killed(tmp_path: Path) -> None:
     """[PIP-1]"""

@@ -22,6 +22,7 @@ from tallystick.protocol import (
     encode_parts,
     messages,
 )
+from tallystick.protocol.codec import _join
 from tallystick.protocol.wire import (
     BOOL,
     BYTES,
@@ -247,3 +248,12 @@ def test_a_string_too_long_for_its_int16_length_is_refused() -> None:
                 flexible = version in get_message_spec(cls).flexible
                 with pytest.raises(EncodeError):
                     encode(filled(cls, version, flexible, **{f.name: "x" * MIB}), version)
+
+
+@pytest.mark.parametrize("count", [0, 1, 8_191, 8_192, 8_193, 20_000])
+def test_an_answer_of_many_parts_is_the_sum_of_its_parts(count: int) -> None:
+    """A long one is joined in pieces."""
+    parts = [b"%d," % number for number in range(count)]
+    assert _join([*parts]) == b"".join(parts)
+    views = [memoryview(part) if at % 2 else bytearray(part) for at, part in enumerate(parts)]
+    assert _join([*views]) == b"".join(parts)
