@@ -58,6 +58,7 @@ def test_sessions_of_one_connect_server_share_its_folder(
 def test_without_a_session_no_lease_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkFiles, "_is_running_on_worker", False)
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)  # of other tests
+    monkeypatch.setattr(SparkFiles, "_sc", None)
     lease_handover.save_lease(OPTIONS, LEASE)
     assert lease_handover.find_lease(OPTIONS) is None
 
