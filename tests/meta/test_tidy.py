@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -107,17 +108,30 @@ class Module:
 @cache
 def read(path: Path) -> Module:
     tree = ast.parse(path.read_text())
-    functions = (n for n in ast.walk(tree) if isinstance(n, FUNCTIONS))
+    statements = list(walk_statements(tree))
+    functions = (n for n in statements if isinstance(n, FUNCTIONS))
     classes = {
-        f"{path.relative_to(ROOT)}:{node.name}": node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
+        f"{path.relative_to(ROOT)}:{node.name}": node for node in statements if isinstance(node, ast.ClassDef)
     }
     public = {name: sum(map(is_public_method, node.body)) for name, node in classes.items()}
     collaborators = {name: count_collaborators(node) for name, node in classes.items()}
     return Module(
         ast.get_docstring(tree), tuple(measured(path, node) for node in functions), public, collaborators
     )
+
+
+def child_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements in a node, and the handlers and cases that hold some: not their expressions."""
+    for name in ("body", "handlers", "cases", "orelse", "finalbody"):
+        children = getattr(node, name, ())
+        if isinstance(children, list):  # of a lambda or a conditional expression it is one expression
+            yield from children
+
+
+def walk_statements(node: ast.AST) -> Iterator[ast.AST]:
+    for child in child_statements(node):
+        yield child
+        yield from walk_statements(child)
 
 
 def is_public_method(node: ast.stmt) -> bool:
@@ -147,8 +161,8 @@ def measured(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Functi
 def nesting(node: ast.AST) -> int:
     """Return how deeply statements are nested in a function; `elif` does not count as a level."""
     deepest = 0
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+    for child in child_statements(node):
+        if isinstance(child, (*FUNCTIONS, ast.ClassDef)):
             continue
         is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
         deepest = max(deepest, nesting(child) + (isinstance(child, BLOCKS) and not is_elif))

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 # Words of a style that hides the subject of a sentence: name the client, the broker, the caller instead.
 # In quotes and backticks, `nobody` is an account of the system.
@@ -147,6 +149,7 @@ def test_docstrings_of_classes_and_modules_name_the_thing() -> None:
     assert {package for package, count in counts.items() if count > HEADLESS_MAX.get(package, 0)} == set()
 
 
+@pytest.mark.slow
 def test_names_are_no_participles() -> None:
     """Say what the value is. A name that is gone is taken off the list."""
     names = {
@@ -158,6 +161,7 @@ def test_names_are_no_participles() -> None:
     assert names == PARTICIPLES
 
 
+@pytest.mark.slow
 def test_no_value_is_named_by_how_it_was_got() -> None:
     names = {
         (str(path.relative_to(ROOT)), name)
@@ -169,6 +173,7 @@ def test_no_value_is_named_by_how_it_was_got() -> None:
     assert names == {(path, "found") for path in FOUND}
 
 
+@pytest.mark.slow
 def test_names_are_words_of_the_field() -> None:
     names = {
         (str(path.relative_to(ROOT)), name)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -104,6 +104,34 @@ def create_app(
     return Starlette(routes=routes, middleware=[guard], exception_handlers={404: shell.show_missing})
 
 
+@cache
+def _load_templates(*, allows_actions: bool) -> Environment:
+    """Return the templates of the pages, each compiled once in a process."""
+    templates = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        finalize=_make_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {
+        "duration": format_duration,
+        "count": format_count,
+        "time": format_time,
+        "plural": pluralize,
+        "path": partial(quote, safe=""),
+    }
+    templates.globals |= {
+        "menu": MENU,
+        "no_state": NO_STATE,
+        "version": __version__,
+        "find_action_url": find_action_url if allows_actions else _find_nothing,
+        "find_reset_url": find_reset_url if allows_actions else _find_nothing,
+    }
+    return templates
+
+
 class _Shell:
     """Renders pages from the feed's newest state."""
 
@@ -111,28 +139,7 @@ class _Shell:
         self, feed: StateFeed, clock: Clock, lookups: Lookups | None, *, allows_actions: bool
     ) -> None:
         self._feed, self._clock, self._lookups = feed, clock, lookups
-        self.templates = Environment(
-            loader=FileSystemLoader(FOLDER / "templates"),
-            autoescape=select_autoescape(default=True),
-            undefined=StrictUndefined,
-            finalize=_make_visible,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self.templates.filters |= {
-            "duration": format_duration,
-            "count": format_count,
-            "time": format_time,
-            "plural": pluralize,
-            "path": partial(quote, safe=""),
-        }
-        self.templates.globals |= {
-            "menu": MENU,
-            "no_state": NO_STATE,
-            "version": __version__,
-            "find_action_url": find_action_url if allows_actions else _find_nothing,
-            "find_reset_url": find_reset_url if allows_actions else _find_nothing,
-        }
+        self.templates = _load_templates(allows_actions=allows_actions)
 
     async def show(self, page: Page, request: Request) -> Response:
         """Answer with a page, or with its view model as JSON, or with the stream where it is asked for."""
