@@ -12,6 +12,7 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Base64;
+import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -20,7 +21,9 @@ import java.util.Properties;
 import java.util.TreeMap;
 import java.util.concurrent.Future;
 import java.util.stream.StreamSupport;
+import org.apache.kafka.clients.consumer.CommitFailedException;
 import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
+import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
@@ -31,6 +34,7 @@ import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.OutOfOrderSequenceException;
 import org.apache.kafka.common.errors.ProducerFencedException;
+import org.apache.kafka.common.errors.RebalanceInProgressException;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.utils.Exit;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
@@ -247,7 +251,7 @@ public final class Driver {
     }
 
     /** One group member on a thread of its own; it commits what it has noted after every poll. */
-    private static final class Member extends Thread {
+    private static final class Member extends Thread implements ConsumerRebalanceListener {
         private final KafkaConsumer<byte[], byte[]> consumer;
         private final List<String> topics;
         private final ArrayNode seen = JSON.createArrayNode();
@@ -264,7 +268,7 @@ public final class Driver {
         @Override
         public void run() {
             try {
-                consumer.subscribe(topics);
+                consumer.subscribe(topics, this);
                 while (end == null) {
                     var polled = consumer.poll(Duration.ofMillis(50));
                     int generation = consumer.groupMetadata().generationId();
@@ -274,18 +278,30 @@ public final class Driver {
                             seen.addArray().add(generation).add(record.partition()).add(record.offset()).add(text(record.value()));
                         }
                     }
-                    try {
-                        consumer.commitSync();
-                    } catch (org.apache.kafka.common.errors.RebalanceInProgressException
-                        | org.apache.kafka.clients.consumer.CommitFailedException moved) {
-                        continue;
-                    }
+                    commit();
                 }
                 if (end.equals("close")) consumer.close();
             } catch (RuntimeException thrown) {
                 synchronized (this) {
                     failure = thrown.toString();
                 }
+            }
+        }
+
+        /** A commit that a rebalance refused is made up for before another member reads on. */
+        @Override
+        public void onPartitionsRevoked(Collection<TopicPartition> revoked) {
+            commit();
+        }
+
+        @Override
+        public void onPartitionsAssigned(Collection<TopicPartition> added) {}
+
+        private void commit() {
+            try {
+                consumer.commitSync();
+            } catch (RebalanceInProgressException | CommitFailedException moved) {
+                return;
             }
         }
 

@@ -94,7 +94,7 @@ JAVA_NAMES = {
 }
 
 
-@pytest.mark.gate(0)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("strategy", sorted(JAVA_NAMES))
 @pytest.mark.parametrize("leader", ["java", "ours"])
 def test_a_group_with_javas_consumer_shares_its_topic(
