@@ -4,6 +4,8 @@
 # The newest that runs: a name on the PATH may be a shim of pyenv's for a version that is not chosen.
 PYTHON ?= $(shell for each in python3.13 python3.12 python3.11 python3; do \
 	$$each -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && echo $$each && break; done)
+HAS_PYTHON = test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "tallystick needs Python 3.11 or later on the PATH"; exit 1; }
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
@@ -25,15 +27,13 @@ help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(READY): pyproject.toml constraints.txt setup.py src/tallystick/_native.c
-	@test -n "$(PYTHON)" || { echo "tallystick needs Python 3.11 or later on the PATH"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tallystick needs Python 3.11 or later, not $$($(PYTHON) -V)"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	@$(HAS_PYTHON)
+	@$(PYTHON) tools/environment.py dev
 	@touch $@
 
-run: $(READY) ## 336,776 flights through a Spark pipeline whose parts are killed: every row, exactly once
-	@$(BIN)/tallystick demo
+run: ## see it: payments while everything is killed, within a minute; then 336,776 flights through Spark
+	@$(HAS_PYTHON)
+	@$(PYTHON) tools/environment.py run
 
 test: $(READY) ## everything a change must pass
 	@$(BIN)/python -m tools.gate --beside $(MAKE) --no-print-directory ahead
@@ -86,8 +86,8 @@ mutants: $(READY) ## break every invariant in turn and see its test fail, or one
 	@$(BIN)/python -m tools.mutate $(ONLY)
 
 fuzz: $(READY) ## a million hostile inputs to every decoder, and a million hostile logins
-	@$(BIN)/python -m tools.fuzz --inputs 1000000
-	@$(BIN)/python -m tools.fuzz_login --inputs 1000000
+	@$(BIN)/python -m tools.fuzzing.decoders --inputs 1000000
+	@$(BIN)/python -m tools.fuzzing.logins --inputs 1000000
 
 hostile: $(READY) ## the largest requests, and 10,000 half-open connections, beside others; rewrites docs/hostile-clients.md
 	@$(BIN)/python -m tools.hostile --write

@@ -3,7 +3,7 @@
     $ python examples/avro_payments.py coffee tea
 
 It brings what it needs along: a broker and a schema registry that live as long as the program, and SQLite. In
-a service these three are addresses, and nothing else changes. It needs `pip install tallystick[schemas,sql]`.
+a service these three are addresses, and nothing else changes. It needs `pip install '.[schemas,sql]'`.
 """
 
 import sys

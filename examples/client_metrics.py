@@ -3,7 +3,7 @@
     $ python examples/client_metrics.py localhost:9092 sqlite:///payments.db coffee tea
 
 It makes these payments and prints what Prometheus would read. A service calls `start_http_server(9404)` of
-prometheus_client instead. Needs `pip install 'tallystick[sql,metrics]'`.
+prometheus_client instead. Needs `pip install '.[sql,metrics]'`.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """A payment as one trace, from the request to the program that bills it.
 
-    $ pip install 'tallystick[otel,sql]' opentelemetry-sdk
+    $ pip install '.[otel,sql]' opentelemetry-sdk
     $ python examples/traced_payments.py localhost:9092 sqlite:///payments.db
 
 It prints each span as JSON. In your programs the exporter is your collector's, and `opentelemetry-instrument`

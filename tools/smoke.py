@@ -5,6 +5,7 @@
 It uses nothing but the standard library and the wheel, and is copied away from the repository before it runs.
 """
 
+import shlex
 import subprocess
 import sys
 from importlib import import_module, metadata, resources
@@ -29,7 +30,7 @@ EXTRAS = {
     "iceberg": ("pyiceberg", "tallystick.lake:iceberg"),
     "console": ("uvicorn", "tallystick.console:serve"),
     "otel": ("tallystick.otel:TallystickInstrumentor",),
-    "demo": ("psycopg", "tallystick.pipeline.demo:DemoRun"),
+    "demo": ("psycopg", "tallystick.demo:DemoRun"),
 }
 
 
@@ -76,7 +77,7 @@ def check_extras() -> None:
                 else:
                     _lazy.load(module)
             except _lazy.MissingLibrary as exc:
-                sentence = f"pip install 'tallystick[{extra}]'"
+                sentence = f"pip install {shlex.quote(f'{_lazy.find_origin()}[{extra}]')}"
                 check(sentence in str(exc), f"extra {extra}, absent: {exc}")
             else:
                 check(True, f"extra {extra}: {attribute or module}")

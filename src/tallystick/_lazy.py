@@ -1,5 +1,7 @@
 """Late imports, here only: libraries that a command needs and the broker must not load, and lazy names."""
 
+import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -7,6 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 # The extra of pyproject.toml that installs each optional library.
 _EXTRAS: Final = {
@@ -26,7 +29,6 @@ _EXTRAS: Final = {
     "opentelemetry": "otel",
     "pandas": "spark",
     "prometheus_client": "metrics",
-    "psycopg": "demo",
     "pyarrow": "arrow",
     "pyiceberg": "iceberg",
     "pyspark": "spark",
@@ -43,28 +45,25 @@ _EXTRAS: Final = {
 _EXTRAS_OF_PARTS: Final = {
     "tallystick.console.terminal": "top",
     "tallystick.console.web": "console",
+    "tallystick.demo": "demo",
+    "tallystick.demo.payments": "sql",
     "tallystick.lake.dual_writes": "delta",
     "tallystick.lake.delta": "delta",
     "tallystick.lake.iceberg": "iceberg",
     "tallystick.lake.object_storage": "delta",
     "tallystick.pipeline": "spark",
-    "tallystick.pipeline.demo": "demo",
     "tallystick.spark": "spark",
 }
 
-# The package of each driver that a database's URL may name. No extra brings them: one of them is enough.
+# Drivers that a database's URL may name: those that are tested have an extra of their name.
+_DRIVERS: Final = ("aiosqlite", "asyncmy", "asyncpg", "psycopg", "pymysql")
 _DRIVER_PACKAGES: Final = {
     "MySQLdb": "mysqlclient",
     "aiomysql": "aiomysql",
-    "aiosqlite": "aiosqlite",
-    "asyncmy": "asyncmy",
-    "asyncpg": "asyncpg",
     "mariadb": "mariadb",
     "mysql": "mysql-connector-python",
     "pg8000": "pg8000",
-    "psycopg": "psycopg[binary]",
     "psycopg2": "psycopg2-binary",
-    "pymysql": "pymysql",
 }
 
 
@@ -81,18 +80,32 @@ class MissingLibrary(ImportError):
     @property
     def package(self) -> str:
         """What brings the library, as pip takes it."""
-        return f"tallystick[{self.extra}]"
+        return f"{find_origin()}[{self.extra}]"
 
     def __str__(self) -> str:
-        return f"{self.library} is not installed: pip install '{self.package}'"
+        return f"{self.library} is not installed: pip install {shlex.quote(self.package)}"
 
 
 class MissingDriver(MissingLibrary):
-    """The driver that a database's URL names is not installed. It is in no extra that its user would want."""
+    """The driver that a database's URL names is not installed, and no extra brings it."""
 
     @property
     def package(self) -> str:
         return _DRIVER_PACKAGES[self.library]
+
+
+def find_origin() -> str:
+    """Return what pip takes to install this package again: its checkout, its wheel or its name.
+
+    From PEP 610's `direct_url.json`, which installers write for what does not come from an index.
+    """
+    metadata = import_module("importlib.metadata")  # it takes longer to load than the rest of a client
+    try:
+        text = metadata.distribution("tallystick").read_text("direct_url.json")
+        url = urlsplit(json.loads(text or "{}").get("url", ""))
+    except (metadata.PackageNotFoundError, ValueError):
+        return "tallystick"
+    return unquote(url.path) if url.scheme == "file" else "tallystick"
 
 
 def load(name: str) -> ModuleType:
@@ -104,7 +117,7 @@ def load(name: str) -> ModuleType:
         return import_module(name)
     except ModuleNotFoundError as exc:
         library = (exc.name or "").partition(".")[0]
-        if library not in _EXTRAS:
+        if library not in _EXTRAS and library not in _DRIVERS:
             raise
         raise MissingLibrary(str(exc.name), _find_extra(name, library)) from exc
 
@@ -133,9 +146,11 @@ def naming_drivers() -> Iterator[None]:
         yield
     except ModuleNotFoundError as exc:
         driver = (exc.name or "").partition(".")[0]
-        if driver not in _DRIVER_PACKAGES:
-            raise
-        raise MissingDriver(driver, "") from exc
+        if driver in _DRIVERS:
+            raise MissingLibrary(driver, driver) from exc
+        if driver in _DRIVER_PACKAGES:
+            raise MissingDriver(driver, "") from exc
+        raise
 
 
 def _find_extra(module: str, library: str) -> str:
@@ -143,7 +158,7 @@ def _find_extra(module: str, library: str) -> str:
     parts = [
         part for part in _EXTRAS_OF_PARTS if module == part or module.startswith((f"{part}.", f"{part}_"))
     ]
-    return _EXTRAS_OF_PARTS[max(parts, key=len)] if parts else _EXTRAS[library]
+    return _EXTRAS_OF_PARTS[max(parts, key=len)] if parts else _EXTRAS.get(library, library)
 
 
 def attributes(module: str, names: Mapping[str, str]) -> Callable[[str], object]:

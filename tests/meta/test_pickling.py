@@ -13,7 +13,7 @@ from tallystick.client.transactions.prepared import PreparedTxnState
 
 # How to make one of each class whose constructor wants something.
 EXAMPLES: dict[str, tuple[object, ...]] = {
-    "MissingDriver": ("psycopg", "sql"),
+    "MissingDriver": ("psycopg2", ""),
     "HeuristicMixed": ("the rows are committed, their records are not", {"pay-7": PreparedTxnState("42:7")}),
 }
 

@@ -6,7 +6,7 @@ import ssl
 import pytest
 from tests.support.effort import LONG
 from tests.support.hostile_stores import OTHER_HELLOS, TlsPair, contexts
-from tools.fuzz_login import SHARES, attack
+from tools.fuzzing.logins import SHARES, attack
 
 
 @pytest.mark.gate(0)

@@ -22,7 +22,7 @@ import pytest
 from tools.servers import debian_servers
 from tools.servers.broker_process import find_free_port
 
-from tallystick.pipeline.demo import postgres
+from tallystick.demo import postgres
 from tallystick.testing import eventually
 
 Unavailable = debian_servers.Unavailable

@@ -17,7 +17,7 @@ from typing import Final, Self
 import psutil
 from tools.servers.broker_process import find_free_port
 
-from tallystick.pipeline.demo.postgres import kill_with_parent
+from tallystick.demo.postgres import kill_with_parent
 from tallystick.spark.runtime.java import find_java_home
 from tallystick.testing import eventually
 

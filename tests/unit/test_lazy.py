@@ -1,8 +1,10 @@
 """What is imported late: without its library, it says how to get it."""
 
+import shlex
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -42,7 +44,7 @@ def test_a_name_whose_library_is_missing_says_what_to_install(library: str, name
     program = f"{WITHOUT.format(library=library)}from tallystick.{package} import {public}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    told = f"MissingLibrary: {library} is not installed: pip install 'tallystick[{extra}]'"
+    told = f"MissingLibrary: {library} is not installed: pip install '{_lazy.find_origin()}[{extra}]'"
     assert done.stderr.splitlines()[-1].endswith(told)
 
 
@@ -63,7 +65,7 @@ def test_a_command_whose_library_is_missing_says_so_in_a_line(
         f"{WITHOUT.format(library=library)}from tallystick.cli import main; sys.exit(main.main({words}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    told = f"tallystick: {library} is not installed: pip install 'tallystick[{extra}]'\n"
+    told = f"tallystick: {library} is not installed: pip install '{_lazy.find_origin()}[{extra}]'\n"
     assert (done.returncode, done.stderr) == (2, told)
 
 
@@ -71,13 +73,13 @@ def test_a_command_whose_library_is_missing_says_so_in_a_line(
 @pytest.mark.parametrize(
     ("library", "url", "package"),
     [
-        ("psycopg", "postgresql+psycopg://me:hush@127.0.0.1:1/shop", "psycopg[binary]"),
+        ("psycopg", "postgresql+psycopg://me:hush@127.0.0.1:1/shop", f"'{_lazy.find_origin()}[psycopg]'"),
         ("psycopg2", "postgresql+psycopg2://me:hush@127.0.0.1:1/shop", "psycopg2-binary"),
-        ("pymysql", "mysql+pymysql://me:hush@127.0.0.1:1/shop", "pymysql"),
+        ("pymysql", "mysql+pymysql://me:hush@127.0.0.1:1/shop", f"'{_lazy.find_origin()}[pymysql]'"),
         ("MySQLdb", "mysql://me:hush@127.0.0.1:1/shop", "mysqlclient"),
-        ("asyncpg", "postgresql+asyncpg://me:hush@127.0.0.1:1/shop", "asyncpg"),
-        ("asyncmy", "mysql+asyncmy://me:hush@127.0.0.1:1/shop", "asyncmy"),
-        ("aiosqlite", "sqlite+aiosqlite:////tmp/none.db", "aiosqlite"),
+        ("asyncpg", "postgresql+asyncpg://me:hush@127.0.0.1:1/shop", f"'{_lazy.find_origin()}[asyncpg]'"),
+        ("asyncmy", "mysql+asyncmy://me:hush@127.0.0.1:1/shop", f"'{_lazy.find_origin()}[asyncmy]'"),
+        ("aiosqlite", "sqlite+aiosqlite:////tmp/none.db", f"'{_lazy.find_origin()}[aiosqlite]'"),
     ],
 )
 def test_a_database_whose_driver_is_missing_names_its_package(library: str, url: str, package: str) -> None:
@@ -86,7 +88,7 @@ def test_a_database_whose_driver_is_missing_names_its_package(library: str, url:
         f"{WITHOUT.format(library=library)}from tallystick.cli import main; sys.exit(main.main({words}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    told = f"tallystick: --store: {library} is not installed: pip install '{package}'\n"
+    told = f"tallystick: --store: {library} is not installed: pip install {package}\n"
     assert (done.returncode, done.stderr) == (2, told)
 
 
@@ -106,7 +108,7 @@ def test_the_console_and_sparks_sink_name_the_package_of_a_driver_too() -> None:
         "        print(describe_failure(exc))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    told = "psycopg is not installed: pip install 'psycopg[binary]'"
+    told = f"psycopg is not installed: pip install '{_lazy.find_origin()}[psycopg]'"
     assert (done.stdout.splitlines(), done.stderr) == ([told, told], "")
 
 
@@ -122,3 +124,33 @@ def test_other_modules_that_are_missing_are_no_matter_of_installing() -> None:
     with pytest.raises(ModuleNotFoundError, match="nowhere") as caught:
         _lazy.load("tallystick.nowhere")
     assert not isinstance(caught.value, _lazy.MissingLibrary)
+
+
+@pytest.mark.parametrize(
+    ("direct_url", "origin"),
+    [
+        ('{"url": "file:///home/me/a%20checkout", "dir_info": {"editable": true}}', "/home/me/a checkout"),
+        (
+            '{"url": "file:///tmp/tallystick-0.2.0-py3-none-any.whl"}',
+            "/tmp/tallystick-0.2.0-py3-none-any.whl",
+        ),
+        ('{"url": "https://example.org/tallystick.git", "vcs_info": {}}', "tallystick"),
+        ("not JSON", "tallystick"),
+        (None, "tallystick"),
+    ],
+)
+def test_pip_is_given_what_this_package_was_installed_from(
+    direct_url: str | None, origin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the name is on an index, `pip install 'tallystick[sql]'` finds nothing."""
+    monkeypatch.setattr(metadata.Distribution, "read_text", lambda *_: direct_url, raising=False)
+    monkeypatch.setattr(metadata.PathDistribution, "read_text", lambda *_: direct_url)
+    assert _lazy.find_origin() == origin
+    assert str(_lazy.MissingLibrary("sqlalchemy", "sql")).endswith(shlex.quote(f"{origin}[sql]"))
+
+
+def test_every_driver_with_an_extra_is_brought_by_it_and_by_nothing_that_does_not_need_it() -> None:
+    offered = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for driver in _lazy._DRIVERS:
+        assert offered[driver][0] == "tallystick[sql]"
+        assert offered[driver][1].startswith(driver)

@@ -2,25 +2,28 @@
 
 import threading
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from tallystick import console as consoles
 from tallystick._lazy import MissingLibrary
 from tallystick.console.collect.config import CollectorConfig, Pace, Paces
 from tallystick.console.model.health import Limits
-from tallystick.pipeline import demo as flights_demo
 
 PACES = Paces(transactions=Pace(interval_ms=1_000), cluster=Pace(interval_ms=5_000))
 LIMITS = Limits(grace_ms=20_000)
 """A driver that was killed is started again within seconds, and decides what it has left."""
 
 
-class DemoConsole:
+R = TypeVar("R")
+
+
+class DemoConsole(Generic[R]):
     """Watches a demo through the console, where its extra is installed."""
 
     def __init__(
         self,
         print_line: Callable[[str], None],
-        show: Callable[["flights_demo.DemoResult"], None],
+        show: Callable[[R], None],
         *,
         stay: bool,
     ) -> None:
@@ -57,7 +60,7 @@ class DemoConsole:
         self._console = console
         self._print_line(f"watch it in a browser: {console.address}")
 
-    def end(self, result: "flights_demo.DemoResult") -> None:
+    def end(self, result: R) -> None:
         """Show the result, and stay if requested."""
         self._show(result)
         if self._console is None or not self._stay:

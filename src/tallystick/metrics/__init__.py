@@ -3,7 +3,7 @@
     from prometheus_client import REGISTRY
     from tallystick.metrics import ClientMetrics
 
-It needs `pip install 'tallystick[metrics]'`. docs/reference/metrics.md lists every metric.
+It needs `pip install '.[metrics]'`. docs/reference/metrics.md lists every metric.
 """
 
 from typing import TYPE_CHECKING

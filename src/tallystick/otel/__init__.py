@@ -5,7 +5,7 @@
     TallystickInstrumentor().instrument()
 
 `opentelemetry-instrument` switches it on without a line of code. Spans and metrics go to the program's own
-SDK; what is needed here is `opentelemetry-api` (`pip install tallystick[otel]`). docs/how-to/tracing.md has
+SDK; what is needed here is `opentelemetry-api` (`pip install '.[otel]'`). docs/how-to/tracing.md has
 the shape of the traces.
 """
 

@@ -2,7 +2,7 @@
 
     from tallystick.pipeline import Pipeline
 
-Needs PySpark 4.2 or later (`pip install tallystick[spark]`).
+Needs PySpark 4.2 or later (`pip install '.[spark]'`).
 """
 
 from typing import TYPE_CHECKING

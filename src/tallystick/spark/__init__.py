@@ -1,6 +1,6 @@
 """Spark source and sink: `register(spark)`, then `format("tallystick")` reads and writes batches and streams.
 
-It needs PySpark 4.2 (`pip install tallystick[spark]`), or 3.5 for `foreach_batch` alone, and no jar.
+It needs PySpark 4.2 (`pip install '.[spark]'`), or 3.5 for `foreach_batch` alone, and no jar.
 docs/spark.md has the options, and what works in which version.
 """
 

@@ -483,7 +483,7 @@ def test_a_poll_as_an_arrow_batch(broker: EmbeddedBroker, topic: str) -> None:
         consumer.assign([TopicPartition(topic, 0)])
         consumer.seek_to_beginning()
         if find_spec("pyarrow") is None:
-            with pytest.raises(errors.NotSupported, match=r"pip install tallystick\[arrow\]"):
+            with pytest.raises(errors.NotSupported, match=r"the extra `arrow`"):
                 consumer.poll_arrow(10)
         else:
             assert consumer.poll_arrow(10).to_pydict()["value"] == [b"one", b"two"]

@@ -187,11 +187,9 @@ def test_wrong_settings_and_missing_libraries_are_said(
         Registry({"url": "http://r", "timeout": "soon"})
     for library in ("confluent_kafka.schema_registry", "fastavro"):
         monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingLibrary, match=r"pip install 'tallystick\[schemas\]'"):
+    with pytest.raises(MissingLibrary, match=r"pip install '\S*\[schemas\]'"):
         Registry({"url": "http://r"})
-    with pytest.raises(
-        MissingLibrary, match=r"fastavro is not installed: pip install 'tallystick\[schemas\]'"
-    ):
+    with pytest.raises(MissingLibrary, match=r"fastavro is not installed: pip install '\S*\[schemas\]'"):
         AvroDecoder(ResolvedSchema(ONE), lambda _: ResolvedSchema(ONE))
 
 

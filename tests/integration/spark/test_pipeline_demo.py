@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.pipeline.demo import Crash, DemoSettings
-from tallystick.pipeline.demo.demo_run import DemoRun
+from tallystick.demo import Crash, DemoSettings
+from tallystick.demo.demo_run import DemoRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 

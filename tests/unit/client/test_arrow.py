@@ -17,7 +17,7 @@ RECORDS = [
 
 @pytest.mark.skipif(find_spec("pyarrow") is not None, reason="pyarrow is there")
 def test_without_pyarrow_the_package_to_install_is_named() -> None:
-    with pytest.raises(NotSupported, match=r"pip install tallystick\[arrow\]"):
+    with pytest.raises(NotSupported, match=r"the extra `arrow`"):
         records_to_arrow(RECORDS)
 
 

@@ -120,7 +120,7 @@ async def test_without_the_library_a_pattern_is_refused_and_the_log_names_the_ex
             for _ in range(2):
                 answer = await desk.ask(ListTransactionsRequest(transactional_id_pattern="app-.*"), 2)
                 assert answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
-        assert caplog.text.count("pip install 'tallystick[re2]'") == 1
+        assert caplog.text.count("[re2]'") == 1
         answer = await desk.ask(ListTransactionsRequest(), 2)
         assert [each.transactional_id for each in answer.transaction_states] == ["app-1"]
 

@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tallystick.pipeline.demo.flights import BY_FLIGHT, LAKE_SCHEMA, PER_HOUR, create_lake_table, load_flights
-from tallystick.pipeline.demo.verification import ContentCheck, check_lake_table, compare_content
+from tallystick.demo import ContentCheck
+from tallystick.demo.flights import BY_FLIGHT, LAKE_SCHEMA, PER_HOUR, create_lake_table, load_flights
+from tallystick.demo.verification import check_lake_table, compare_content
 
 ROWS = pd.DataFrame(
     {"id": [1, 2, 3], "delay": pd.array([5, None, -2], "Int64"), "late": [True, False, False]}

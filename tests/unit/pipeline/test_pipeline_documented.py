@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import fields
 
+from tallystick.demo.flights import PIPELINE, pipeline_variables
 from tallystick.pipeline.clients import check_definition
 from tallystick.pipeline.definition import (
     Definition,
@@ -19,7 +20,6 @@ from tallystick.pipeline.definition import (
     Watermark,
 )
 from tallystick.pipeline.definition_toml import parse_definition
-from tallystick.pipeline.demo.flights import PIPELINE, pipeline_variables
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = (ROOT / "docs/pipeline.md").read_text()

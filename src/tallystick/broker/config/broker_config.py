@@ -443,7 +443,7 @@ class BrokerConfig:
         None,
         "HOST:PORT at which /metrics is served in Prometheus' text format, https://HOST:PORT with TLS: "
         "`metrics.ssl.*` are its own settings over `ssl.*`. Port 0 selects a free one. Needs "
-        "`pip install 'tallystick[metrics]'`. Not Kafka's.",
+        "`pip install '.[metrics]'`. Not Kafka's.",
         none="",
     )
     metrics_auth_token_file: str | None = setting(

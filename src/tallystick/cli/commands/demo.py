@@ -1,12 +1,13 @@
 """`tallystick demo`: 336,776 flights through a pipeline while its parts are killed, and the verdict.
 
-Exit code 0 only if an independent reader finds each row exactly once.
+`--quick` shows payments into SQLite and a topic instead, and needs no Spark. Exit code 0 only if an
+independent reader finds each row exactly once.
 """
 
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -17,10 +18,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from tallystick import demo as demos
 from tallystick.cli.demo_console import DemoConsole
 from tallystick.cli.exits import ExitCode, interruptible
-from tallystick.pipeline import demo as flights_demo
-from tallystick.pipeline.demo import Crash, DemoSettings, possible_crashes
+from tallystick.demo import ContentCheck, Crash, DemoSettings, possible_crashes
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -28,6 +29,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def demo(
     *,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Payments into SQLite and a topic, for 15 s, without Spark.")
+    ] = False,
     rows: Annotated[int | None, typer.Option(min=1, help="Only the first flights of the year.")] = None,
     crash: Annotated[
         list[Crash] | None, typer.Option(help="What is killed, repeatable, in this order.")
@@ -41,22 +45,104 @@ def demo(
     ] = False,
 ) -> None:
     """Show that no row is lost or duplicated, whatever is killed."""
-    console = Console(highlight=False)
     possible = possible_crashes(master)
     for each in crash or ():
         if each not in possible:
             raise typer.BadParameter(f"{master} has no {each} to kill", param_hint="--crash")
-    setting = DemoSettings(master=master, rows=rows, crashes=crash or possible)
+    settings = DemoSettings(master=master, rows=rows, crashes=crash or possible)
+    if quick and settings != DemoSettings():
+        raise typer.BadParameter(
+            "there are no --rows, --crash and --master without Spark", param_hint="--quick"
+        )
+    stage = _Stage(Console(highlight=False), stay=stay, kept=work_dir is not None)
     with interruptible(), _open_folder(work_dir) as folder:
-
-        def show(outcome: "flights_demo.DemoResult") -> None:
-            kept = work_dir is not None or not outcome.is_exactly_once
-            console.print(_render_result(outcome, folder, kept=kept))
-
-        with closing(DemoConsole(_make_printer(console), show, stay=stay)) as audience:
-            outcome = flights_demo.DemoRun(folder, setting, audience.say, audience).run()
-        if not outcome.is_exactly_once:
+        is_exact = stage.show_payments(folder) if quick else stage.show_flights(folder, settings)
+        if not is_exact:
             raise typer.Exit(ExitCode.FAILED)
+
+
+class _Stage:
+    """Shows a demo on a terminal, and its result."""
+
+    def __init__(self, console: Console, *, stay: bool, kept: bool) -> None:
+        """Prepare to show.
+
+        Args:
+            kept: whether the files of a success stay where they are.
+        """
+        self._console, self._stay, self._kept = console, stay, kept
+
+    def show_payments(self, folder: Path) -> bool:
+        """Run the quick demo, and return whether each row is in the topic exactly once."""
+
+        def show(result: "demos.PaymentsResult") -> None:
+            facts = [
+                ("killed with kill -9", ", ".join(f"{part} {n}x" for part, n in result.kills.items())),
+                (
+                    "in doubt after a kill",
+                    f"{result.committed} committed in Kafka, {result.aborted} aborted, as SQLite said",
+                ),
+                ("seconds in all", f"{result.seconds:.0f}"),
+                *self._list_files(folder, "payments.db, writers.log"),
+                ("your own service", "docs/how-to/add-to-your-service.md: dual writes in four steps"),
+                ("with Spark, too", "tallystick demo: flights, PostgreSQL and a Delta table; needs [demo]"),
+            ]
+            self._print_result(result.checks, facts, is_exact=result.is_exactly_once)
+
+        say = _make_printer(self._console)
+        if self._stay:
+            with closing(DemoConsole[demos.PaymentsResult](say, show, stay=True)) as audience:
+                return demos.PaymentsRun(folder, audience.say, audience).run().is_exactly_once
+        result = demos.PaymentsRun(folder, say).run()
+        show(result)
+        return result.is_exactly_once
+
+    def show_flights(self, folder: Path, settings: DemoSettings) -> bool:
+        """Run the demo on Spark, and return whether each row is everywhere exactly once."""
+
+        def show(result: "demos.DemoResult") -> None:
+            again = ", started again" if result.failures else ""
+            resolved = result.in_doubt - result.open_transactions
+            facts = [
+                ("crashes survived", f"{len(result.survived)}: {', '.join(result.survived) or 'none'}"),
+                ("drivers that failed", f"{result.failures}{again}"),
+                (
+                    "transactions in doubt",
+                    f"{result.in_doubt}, {resolved} resolved, {result.open_transactions} still open",
+                ),
+                ("seconds in all", f"{result.seconds:.0f}"),
+                *self._list_files(folder, "flights.toml, pipeline.log"),
+                ("look further", "docs/pipeline.md"),
+            ]
+            self._print_result(result.checks, facts, is_exact=result.is_exactly_once)
+
+        say = _make_printer(self._console)
+        with closing(DemoConsole[demos.DemoResult](say, show, stay=self._stay)) as audience:
+            return demos.DemoRun(folder, settings, audience.say, audience).run().is_exactly_once
+
+    def _list_files(self, folder: Path, names: str) -> Iterator[tuple[str, str]]:
+        yield "files", f"{folder}/{names}" if self._kept else "--work-dir FOLDER keeps them"
+
+    def _print_result(
+        self, checks: Sequence[ContentCheck], facts: Sequence[tuple[str, str]], *, is_exact: bool
+    ) -> None:
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        table.add_column("")
+        for column in ("expected", "found", "missing", "duplicated", "wrong"):
+            table.add_column(column, justify="right")
+        for each in checks:
+            numbers = (each.expected, each.actual, each.missing, each.duplicated, each.wrong)
+            table.add_row(each.target, *(f"{number:,}" for number in numbers))
+        fact_table = Table.grid(padding=(0, 3, 0, 0))
+        for fact in facts:
+            fact_table.add_row(*map(Text, fact))
+        content = Table.grid()
+        for part in (table, "", fact_table):
+            content.add_row(part)
+        title = "every row, exactly once" if is_exact else "NOT exactly once"
+        self._console.print(
+            Panel(content, title=title, border_style="green" if is_exact else "red", expand=False)
+        )
 
 
 def _make_printer(console: Console) -> Callable[[str], None]:
@@ -69,37 +155,6 @@ def _make_printer(console: Console) -> Callable[[str], None]:
         )
 
     return say
-
-
-def _render_result(outcome: "flights_demo.DemoResult", folder: Path, *, kept: bool) -> Panel:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("")
-    for column in ("expected", "found", "missing", "duplicated", "wrong"):
-        table.add_column(column, justify="right")
-    for each in outcome.checks:
-        numbers = (each.expected, each.actual, each.missing, each.duplicated, each.wrong)
-        table.add_row(each.target, *(f"{number:,}" for number in numbers))
-    facts = Table.grid(padding=(0, 3, 0, 0))
-    facts.add_row("crashes survived", f"{len(outcome.survived)}: {', '.join(outcome.survived) or 'none'}")
-    facts.add_row("drivers that failed", f"{outcome.failures}{', started again' if outcome.failures else ''}")
-    resolved = outcome.in_doubt - outcome.open_transactions
-    facts.add_row(
-        "transactions in doubt",
-        f"{outcome.in_doubt}, {resolved} resolved, {outcome.open_transactions} still open",
-    )
-    facts.add_row("seconds in all", f"{outcome.seconds:.0f}")
-    facts.add_row("look further", _format_hint(folder, kept))
-    content = Table.grid()
-    content.add_row(table)
-    content.add_row("")
-    content.add_row(facts)
-    exactly_once = outcome.is_exactly_once
-    title = "every row, exactly once" if exactly_once else "NOT exactly once"
-    return Panel(content, title=title, border_style="green" if exactly_once else "red", expand=False)
-
-
-def _format_hint(folder: Path, kept: bool) -> str:
-    return f"{folder}/flights.toml, pipeline.log" if kept else "docs/pipeline.md; --work-dir keeps the files"
 
 
 @contextmanager

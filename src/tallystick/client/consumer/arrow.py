@@ -53,7 +53,7 @@ def build_record_batch(pieces: Sequence[RowChunk]) -> "RecordBatch":
 def records_to_arrow(records: Sequence[ConsumerRecord]) -> "RecordBatch":
     """Return a batch with one row for each record, in order.
 
-    Raises: NotSupported without pyarrow, which `pip install tallystick[arrow]` brings.
+    Raises: NotSupported without pyarrow, which `pip install '.[arrow]'` brings.
     Cost: about 400 ns a record.
     """
     pa = _load_pyarrow()
@@ -133,4 +133,4 @@ def _load_pyarrow() -> ModuleType:
     try:
         return _lazy.load("pyarrow")
     except ImportError as exc:
-        raise NotSupported("Arrow batches", "pyarrow (pip install tallystick[arrow])") from exc
+        raise NotSupported("Arrow batches", "pyarrow (the extra `arrow`)") from exc

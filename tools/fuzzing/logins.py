@@ -1,4 +1,4 @@
-"""Send hostile logins, key stores and handshakes: python -m tools.fuzz_login [--inputs N] [--seed N].
+"""Send hostile logins, key stores and handshakes: python -m tools.fuzzing.logins [--inputs N] [--seed N].
 
 One input is one conversation with the broker's login, one with a client's, one file or token, a few changes
 of SCRAM users, one key set with tokens, a few logins that wait for a key, or one TLS handshake. The rules are

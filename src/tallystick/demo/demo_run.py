@@ -7,19 +7,19 @@ committed nor aborted, and the next batch or the next start must decide them.
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import psycopg
 
 from tallystick import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.broker.embedded import EmbeddedBroker
+from tallystick.demo import Audience, ContentCheck, Crash, DemoSettings, flights
+from tallystick.demo.postgres import TemporaryPostgres
+from tallystick.demo.processes import PipelineProcess
+from tallystick.demo.verification import check_lake_table, check_table, check_topics
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value
-from tallystick.pipeline.demo import Crash, DemoSettings, flights
-from tallystick.pipeline.demo.postgres import TemporaryPostgres
-from tallystick.pipeline.demo.processes import PipelineProcess
-from tallystick.pipeline.demo.verification import ContentCheck, check_lake_table, check_table, check_topics
 
 _CRASH_CLOCK_OUTPUT: Final = "by_flight"
 _POLL_S: Final = 0.02
@@ -51,16 +51,6 @@ class DemoResult(Value, kw_only=True):
         return all(verdict.is_exact for verdict in self.checks) and self.open_transactions == 0
 
 
-class Audience(Protocol):
-    """Observer of a demo."""
-
-    def begin(self, bootstrap_servers: str, database_url: str) -> None:
-        """Begin to observe: broker and database are there."""
-
-    def end(self, result: DemoResult) -> None:
-        """Accept the result. Broker and database are there until this returns."""
-
-
 class DemoRun:
     """A demo run in one folder."""
 
@@ -69,7 +59,7 @@ class DemoRun:
         folder: Path,
         setting: DemoSettings,
         say: Callable[[str], None],
-        audience: Audience | None = None,
+        audience: Audience[DemoResult] | None = None,
     ) -> None:
         """Prepare a demo.
 

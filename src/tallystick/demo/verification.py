@@ -13,8 +13,8 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from deltalake import DeltaTable
 from psycopg.rows import dict_row
 
+from tallystick.demo import ContentCheck
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import Value
 
 _READ_TIMEOUT_S: Final = 30.0
 _CONSUME_MAX: Final = 10_000
@@ -22,28 +22,6 @@ _CONSUME_MAX: Final = 10_000
 
 class ReadTimedOut(TallystickError):
     """A topic could not be read to its end, because an open transaction holds back its readers."""
-
-
-class ContentCheck(Value, kw_only=True):
-    """The comparison of one topic or table with its expected content.
-
-    expected    number of expected rows
-    actual      number of records, or of rows of the table
-    missing     expected and not found
-    duplicated  found again after the first time
-    wrong       found and not expected, or with different values
-    """
-
-    target: str
-    expected: int
-    actual: int
-    missing: int
-    duplicated: int
-    wrong: int
-
-    @property
-    def is_exact(self) -> bool:
-        return self.actual == self.expected and not (self.missing or self.duplicated or self.wrong)
 
 
 def check_topics(bootstrap: str, expected: Mapping[str, pd.DataFrame]) -> list[ContentCheck]:

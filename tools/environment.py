@@ -1,0 +1,155 @@
+"""Install what a make target needs into .venv, with uv where it is on the PATH, else with pip.
+
+    $ python3 tools/environment.py dev        # for make test and all targets for developers
+    $ python3 tools/environment.py run        # for make run: see it, and install Spark meanwhile
+
+It runs on a bare Python: nothing but the standard library is there yet.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+LOG = VENV / "install.log"
+WAIT_S = 10.0
+# What pip and uv print of a package that comes.
+COLLECTED = re.compile(r"^(?:Collecting| \+) ([\w.-]+)", re.MULTILINE)
+
+
+def make_environment() -> None:
+    """Make the virtual environment, with pip in it."""
+    if not PYTHON.exists():
+        print(f"Making {VENV.name} with Python {sys.version.split()[0]}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+
+
+def install_command(requirements: Sequence[str]) -> list[str]:
+    """Return the command that installs these, at the versions that the tests have seen."""
+    words = ["-c", "constraints.txt", *requirements]
+    if uv := shutil.which("uv"):
+        return [uv, "pip", "install", "--python", str(PYTHON), *words]
+    return [
+        str(PYTHON),
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--progress-bar",
+        "off",
+        *words,
+    ]
+
+
+def list_requirements(extra: str) -> list[str]:
+    """Return the packages of an extra and of the extras that it names, without tallystick itself."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements: list[str] = []
+    for each in project["optional-dependencies"][extra]:
+        if names := re.fullmatch(r"tallystick\[(.+)\]", each):
+            for name in names[1].split(","):
+                requirements += list_requirements(name)
+        else:
+            requirements.append(each)
+    return requirements
+
+
+def install(what: str, requirements: Sequence[str]) -> None:
+    """Install in the foreground, and name each package that comes."""
+    print(f"Installing {what} into {VENV.name}:", end="", flush=True)
+    started_at = time.monotonic()
+    command = install_command(requirements)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if name := COLLECTED.match(line):
+            print(f" {name[1]}", end="", flush=True)
+    print(f" ({time.monotonic() - started_at:.0f} s)" if process.wait() == 0 else "", flush=True)
+    if process.returncode != 0:
+        sys.exit("".join(lines[-20:]))
+
+
+def install_behind(requirements: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """Start to install while something else is shown."""
+    with LOG.open("wb") as log:
+        return subprocess.Popen(
+            ["nice", *install_command(requirements)], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def new_names(position: int) -> tuple[str, int]:
+    """Return the packages that came since a position in the log, and the position for the next call."""
+    text = LOG.read_text(errors="replace")
+    end = text.rfind("\n") + 1
+    return " ".join(COLLECTED.findall(text[position:end])), end
+
+
+def wait_for(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for an installation, and say every ten seconds how far it is."""
+    started_at, position = time.monotonic(), 0
+    while process.poll() is None:
+        try:
+            process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            names, position = new_names(position)
+            print(f"  {time.monotonic() - started_at:4.0f} s  {names or '...'}", flush=True)
+    if process.returncode != 0:
+        sys.exit("".join(LOG.read_text(errors="replace").splitlines(keepends=True)[-20:]))
+
+
+def is_current(stamp: Path) -> bool:
+    """Return whether an installation was made after the last change of what it installs."""
+    return stamp.exists() and stamp.stat().st_mtime > (ROOT / "pyproject.toml").stat().st_mtime
+
+
+def prepare_for_developers() -> None:
+    """Install everything that tests, documentation and measurements need."""
+    make_environment()
+    install("tallystick, its tests and its documentation (1.9 GB)", ["-e", ".[dev]"])
+
+
+def run_demo() -> None:
+    """Show the quick demo as soon as it can run, and the flights through Spark after it."""
+    make_environment()
+    tallystick = str(PYTHON.with_name("tallystick"))
+    ready = VENV / ".demo"
+    is_ready = any(map(is_current, (ready, VENV / ".ready")))
+    if not is_ready:
+        install("tallystick with SQLAlchemy (150 MB)", ["-e", ".[sql]"])
+    spark = None if is_ready else install_behind(list_requirements("demo"))
+    if spark is not None:
+        print(f"Spark, PostgreSQL and a Delta table (1.3 GB) are installed meanwhile: {LOG.name}", flush=True)
+    try:
+        subprocess.run([tallystick, "demo", "--quick"], check=True)
+        if spark is not None:
+            print("Now with Spark:", flush=True)
+            wait_for(spark)
+            ready.touch()
+    except subprocess.CalledProcessError as exc:
+        sys.exit(exc.returncode)
+    finally:
+        if spark is not None and spark.poll() is None:
+            spark.terminate()
+    os.execv(tallystick, [tallystick, "demo"])
+
+
+def main() -> None:
+    """Run the target that the command line names."""
+    try:
+        {"dev": prepare_for_developers, "run": run_demo}[sys.argv[1]]()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
