@@ -1,6 +1,8 @@
 """Registration of `format("tallystick")`, and a local session for the demo, the pipeline and the tests."""
 
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +12,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 import tallystick.spark as lazy
+from tallystick.kernel.settings import BadConfig
 from tallystick.spark.files.hadoop import HadoopSystem
 from tallystick.spark.files.served import serve
 from tallystick.spark.runtime.java import find_java_home
@@ -94,13 +97,35 @@ def register(spark: SparkSession) -> None:
     This process then reads and writes the notes in a query's checkpoint for Spark's Python workers on this
     host, on the loopback address: only it has a way to Spark's file systems. Connect has none.
 
-    Raises: UnsupportedSpark, before PySpark 4.0.
+    Raises: UnsupportedSpark, before PySpark 4.0. BadConfig, if this host's Python workers lack tallystick.
     """
     check_feature(SparkFeature.BATCH_READ, pyspark.__version__)
     # Named here and not imported: before 4.0 its base classes do not exist.
     source: Any = lazy.KafkaDataSource
     if hasattr(spark, "_jsparkSession"):
+        if (spark.sparkContext.master or "").startswith("local"):
+            check_worker_python(spark.sparkContext.pythonExec)
         # A class of its own is pickled by value, and takes the address to the driver's workers.
         address = serve(HadoopSystem(spark))
         source = type(source.__name__, (source,), {"files_address": address, "__module__": __name__})
     spark.dataSource.register(source)
+
+
+def check_worker_python(command: str) -> None:
+    """Check that the Python of Spark's workers on this host can import tallystick.
+
+    Without PYSPARK_PYTHON they run whatever `python3` is on the PATH, which is another one in an environment
+    that is not activated, and each query would end in a page of Java.
+
+    Raises: BadConfig.
+    """
+    path = shutil.which(command)
+    if path is None or Path(path).absolute() == Path(sys.executable):
+        return
+    done = subprocess.run([path, "-c", "import tallystick"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise BadConfig(
+            f"PYSPARK_PYTHON: Spark's workers run {path}, which cannot import tallystick ({why}): set "
+            f"PYSPARK_PYTHON={sys.executable} before the session is made"
+        )
