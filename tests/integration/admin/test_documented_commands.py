@@ -87,6 +87,21 @@ def test_the_dual_write_tutorial(broker: EmbeddedBroker, tmp_path: Path) -> None
 
 
 @pytest.mark.gate(0)
+def test_readme_and_tutorial_run_in_one_folder_in_any_order(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """Every snippet runs as pasted in an empty folder, in any order: they share no file, topic or id."""
+    readme = (ROOT / "README.md").read_text().replace("localhost:9092", broker.bootstrap_servers)
+    snippets = {"write.py": "DualWriter(", "test.py": "EmbeddedBroker()"}
+    for name, part in snippets.items():
+        (text,) = [body for _, _, body in FENCE.findall(readme) if part in body and "import" in body]
+        (tmp_path / name).write_text(text)
+    (table,) = re.findall(r"^\$ (python -c .*)$", readme, re.MULTILINE)
+    run(Command("python test.py", ()), tmp_path)
+    run(Command(f"{table} && python write.py", ()), tmp_path)
+    follow("tutorial/dual-write.md", broker.bootstrap_servers, tmp_path)
+    run(Command("python write.py && python test.py && python check.py", ("equal",)), tmp_path)
+
+
+@pytest.mark.gate(0)
 @pytest.mark.parametrize("page", ["add-to-your-service", "from-an-outbox"])
 def test_a_guide(broker: EmbeddedBroker, page: str, tmp_path: Path) -> None:
     assert follow(f"how-to/{page}.md", broker.bootstrap_servers, tmp_path) == 3
