@@ -21,6 +21,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "install.log"
 WAIT_S = 10.0
+COLUMNS = 88
 # What pip and uv print of a package that comes.
 COLLECTED = re.compile(r"^(?:Collecting| \+) ([\w.-]+)", re.MULTILINE)
 
@@ -29,7 +30,10 @@ def make_environment() -> None:
     """Make the virtual environment, with pip in it."""
     if not PYTHON.exists():
         print(f"Making {VENV.name} with Python {sys.version.split()[0]}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+        command = [sys.executable, "-m", "venv"]
+        if uv := shutil.which("uv"):
+            command = [uv, "venv", "--seed", "--quiet", "--python", sys.executable]
+        subprocess.run([*command, str(VENV)], check=True)
 
 
 def install_command(requirements: Sequence[str]) -> list[str]:
@@ -87,22 +91,21 @@ def install_behind(requirements: Sequence[str]) -> "subprocess.Popen[bytes]":
         )
 
 
-def new_names(position: int) -> tuple[str, int]:
-    """Return the packages that came since a position in the log, and the position for the next call."""
-    text = LOG.read_text(errors="replace")
-    end = text.rfind("\n") + 1
-    return " ".join(COLLECTED.findall(text[position:end])), end
+def last_line(text: str) -> str:
+    """Return the last line that an installer has finished, for one line of a terminal."""
+    lines = [line.strip() for line in text[: text.rfind("\n") + 1].splitlines()]
+    return next((line for line in reversed(lines) if line), "...")[:COLUMNS]
 
 
 def wait_for(process: "subprocess.Popen[bytes]") -> None:
     """Wait for an installation, and say every ten seconds how far it is."""
-    started_at, position = time.monotonic(), 0
+    started_at = time.monotonic()
     while process.poll() is None:
         try:
             process.wait(WAIT_S)
         except subprocess.TimeoutExpired:
-            names, position = new_names(position)
-            print(f"  {time.monotonic() - started_at:4.0f} s  {names or '...'}", flush=True)
+            line = last_line(LOG.read_text(errors="replace"))
+            print(f"{time.monotonic() - started_at:6.0f} s  {line}", flush=True)
     if process.returncode != 0:
         sys.exit("".join(LOG.read_text(errors="replace").splitlines(keepends=True)[-20:]))
 

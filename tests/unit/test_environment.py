@@ -1,7 +1,6 @@
 """What `make run` and `make test` install, and what they print of it."""
 
 import tomllib
-from pathlib import Path
 
 import pytest
 from tools import environment
@@ -21,16 +20,17 @@ def test_the_demo_installs_no_test_and_no_documentation_tools() -> None:
     assert [each for each in requirements if each.startswith(names)] == []
 
 
-def test_each_package_is_named_once_whether_pip_or_uv_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = tmp_path / "install.log"
-    monkeypatch.setattr(environment, "LOG", log)
-    log.write_text("Collecting pyspark<4.4,>=3.5 (from -r x)\n  Using cached pyspark.tar.gz\nColl")
-    names, position = environment.new_names(0)
-    assert names == "pyspark"
-    log.write_text(log.read_text() + "ecting numpy>=1.26\n + pandas==2.3.3\n")
-    assert environment.new_names(position) == ("numpy pandas", len(log.read_text()))
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("", "..."),
+        ("Collecting pyspark<4.4,>=3.5\n  Downloading pyspark-4", "Collecting pyspark<4.4,>=3.5"),
+        ("Downloading pyspark (434.8MiB)\n\n", "Downloading pyspark (434.8MiB)"),
+        ("x" * 200 + "\n", "x" * 88),
+    ],
+)
+def test_what_an_installer_does_is_told_in_its_last_whole_line(log: str, line: str) -> None:
+    assert environment.last_line(log) == line
 
 
 def test_the_versions_are_those_that_the_tests_have_seen() -> None:
