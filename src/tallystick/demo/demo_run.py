@@ -78,6 +78,7 @@ class DemoRun:
     def run(self) -> DemoResult:
         """Run the demo and return its result. Raises: NoJava, PipelineFailed, ReadTimedOut, client errors."""
         started_at = time.monotonic()
+        self._say("the flights are read, and a broker and PostgreSQL started")
         data = flights.load_flights(self._settings.rows)
         with TemporaryPostgres() as postgres, self._broker:
             bootstrap = self._broker.bootstrap_servers

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +55,7 @@ def demo(
             "there are no --rows, --crash and --master without Spark", param_hint="--quick"
         )
     stage = _Stage(Console(highlight=False), stay=stay, kept=work_dir is not None)
-    with interruptible(), _open_folder(work_dir) as folder:
+    with interruptible(), _open_folder(work_dir) as folder, stage.show_activity():
         is_exact = stage.show_payments(folder) if quick else stage.show_flights(folder, settings)
         if not is_exact:
             raise typer.Exit(ExitCode.FAILED)
@@ -71,6 +71,10 @@ class _Stage:
             kept: whether the files of a success stay where they are.
         """
         self._console, self._stay, self._kept = console, stay, kept
+
+    def show_activity(self) -> AbstractContextManager[object]:
+        """Turn something on a terminal, below the lines, until this ends."""
+        return self._console.status("at work; Ctrl-C ends it")
 
     def show_payments(self, folder: Path) -> bool:
         """Run the quick demo, and return whether each row is in the topic exactly once."""
