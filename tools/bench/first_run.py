@@ -3,7 +3,7 @@
     $ python -m tools.bench.first_run python3.11 python3.12 python3.13 [--cold]
 
 Prints a line for each Python: seconds to the first output, the first kill, the verdict on payments, the first
-kill with Spark, and the last verdict. Without `--cold` packages come from the cache of whoever runs it.
+kill with Spark, and the last verdict. Without `--cold` packages come from this account's cache.
 """
 
 import argparse

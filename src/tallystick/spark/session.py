@@ -122,9 +122,9 @@ def check_worker_python(command: str) -> None:
     path = shutil.which(command)
     if path is None or Path(path).absolute() == Path(sys.executable):
         return
-    done = subprocess.run([path, "-c", "import tallystick"], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    answer = subprocess.run([path, "-c", "import tallystick"], capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        why = (answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"])[-1]
         raise BadConfig(
             f"PYSPARK_PYTHON: Spark's workers run {path}, which cannot import tallystick ({why}): set "
             f"PYSPARK_PYTHON={sys.executable} before the session is made"
