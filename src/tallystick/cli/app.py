@@ -1,6 +1,7 @@
 """The `tallystick` command and its table of commands. Each is loaded on use, and `broker` by `main`."""
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Final
@@ -10,6 +11,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from tallystick import __version__, _lazy
 from tallystick.admin.errors import NothingOpen, NotSafe
+from tallystick.cli.command_help import COMPLETE_VARIABLE, PROGRAM, complete_help, explain
+from tallystick.cli.examples import format_examples
 from tallystick.cli.exits import ExitCode, print_error
 from tallystick.client.errors import AuthenticationFailed
 from tallystick.kernel.errors import TallystickError
@@ -33,8 +36,15 @@ COMMANDS: Final = {
     "top": "Show the same in a terminal, or once as a text.",
     "doctor": "Say what works on a cluster: login, modes, rights.",
     "features": "Show and set levels, such as transaction.version.",
+    "profile": "Name clusters, and choose the one that commands use.",
+    "completion": "Print what makes bash, zsh or fish complete words.",
 }
 
+_NO_BROKERS: Final = "bootstrap.servers: must name at least one HOST:PORT"
+_NO_CLUSTER: Final = (
+    "which cluster? Give --bootstrap-server HOST:PORT, set TALLYSTICK_BOOTSTRAP_SERVER, or use a profile: "
+    "tallystick profile create NAME --bootstrap-server HOST:PORT"
+)
 _SERVING: Final = ("console", "demo", "run")
 """Commands that go on after a failed login, which nothing but the log tells immediately."""
 
@@ -46,19 +56,34 @@ class LazyGroup(TyperGroup):
         """Create a group with a placeholder, a name and a line of help, for each command."""
         super().__init__(**attributes)
         self.commands = {name: TyperCommand(name=name, help=text) for name, text in COMMANDS.items()}
+        self.epilog = format_examples("")
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command that the first word names, and load it."""
         name, placeholder, arguments = super().resolve_command(ctx, args)
-        if placeholder is None:
+        if placeholder is None or name == "broker":  # whose parser is its own
             return name, placeholder, arguments
         command = typer.main.get_command(_lazy.load(f"tallystick.cli.commands.{name}").app)
         command.name = name
+        complete_help(command, ctx, str(name))
         return name, command, arguments
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; what it says of a bad value is in our words."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as exc:
+            exc.message = explain(exc)
+            raise
 
 
 app = typer.Typer(
-    name="tallystick", cls=LazyGroup, no_args_is_help=True, add_completion=False, rich_markup_mode=None
+    name=PROGRAM,
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 
@@ -99,15 +124,18 @@ def _saying_once(words: Sequence[str]) -> Iterator[None]:
 
 def run_command(words: Sequence[str]) -> int:
     """Run a command and return its exit code. An error is one line on stderr."""
+    if COMPLETE_VARIABLE in os.environ:
+        _lazy.load("typer.completion").completion_init()
     try:
         with _saying_once(words):
-            app(words, prog_name="tallystick")
+            app(words, prog_name=PROGRAM)
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     except _lazy.MissingLibrary as exc:
         return print_error(str(exc), ExitCode.USAGE)
     except BadConfig as exc:
-        text = str(exc).replace("bootstrap.servers:", "--bootstrap-server (bootstrap.servers):")
+        text = str(exc).replace(_NO_BROKERS, _NO_CLUSTER)
+        text = text.replace("bootstrap.servers:", "--bootstrap-server (bootstrap.servers):")
         return print_error(text.replace("\n", "\n  "), ExitCode.USAGE)
     except NotSafe as exc:
         return print_error(f"refused, {exc.subject}: {exc.why} (--force does it anyway)", ExitCode.REFUSED)

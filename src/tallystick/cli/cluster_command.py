@@ -2,31 +2,50 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from functools import cached_property
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
 from tallystick.admin.client import Admin
+from tallystick.cli.connection import (
+    BootstrapServer,
+    CommandConfig,
+    Connection,
+    ProfileName,
+    build_config,
+    limit_calls,
+)
 from tallystick.cli.exits import ExitCode, print_error, print_failure
 from tallystick.cli.tables import OutputFormat, Row, print_rows
 from tallystick.client.errors import ClientError
 from tallystick.client.settings.config import CLIENT_SETTINGS, ROLE_SETTINGS
-from tallystick.kernel.settings import BadConfig, read_properties
-from tallystick.kernel.value import Value
+from tallystick.kernel.ids import INT32_MAX
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class ClusterTarget(Value):
+class ClusterTarget:
     """A cluster, and the output format."""
 
-    config: Mapping[str, object]
-    output: OutputFormat
+    def __init__(
+        self, connection: Connection, output: OutputFormat = OutputFormat.TABLE, timeout_ms: int | None = None
+    ) -> None:
+        """Say which cluster; nothing is read before its settings are needed."""
+        self._connection, self.output, self._timeout_ms = connection, output, timeout_ms
+
+    @cached_property
+    def config(self) -> Mapping[str, object]:
+        """Settings of its clients. Raises: BadConfig."""
+        config = build_config(self._connection)
+        if self._timeout_ms is not None:
+            limit_calls(config, self._timeout_ms)
+        return config
 
     def open_admin(self) -> Admin:
-        return Admin(self.config)
+        """Open a client for administration. Raises: BadConfig."""
+        return Admin(select_role_settings("admin", self.config))
 
     def print_rows(self, columns: Sequence[str], rows: Sequence[Row], *, failed: bool = False) -> None:
         """Print rows; of none because something has failed, no head of a table either."""
@@ -34,31 +53,24 @@ class ClusterTarget(Value):
             print_rows(columns, rows, self.output)
 
 
-BOOTSTRAP_OPTION: Final = typer.Option(
-    "--bootstrap-server", "--bootstrap-servers", metavar="HOST:PORT", help="Brokers to ask first."
-)
-COMMAND_CONFIG_OPTION: Final = typer.Option(
-    "--command-config", metavar="FILE", help="Settings of the client."
-)
-
-
 def read_shared_options(
     context: typer.Context,
-    bootstrap_server: Annotated[str | None, BOOTSTRAP_OPTION] = None,
-    command_config: Annotated[Path | None, COMMAND_CONFIG_OPTION] = None,
+    bootstrap_server: BootstrapServer = None,
+    command_config: CommandConfig = None,
+    profile: ProfileName = None,
     output: Annotated[
         OutputFormat, typer.Option("--output", help="For people or for programs.")
     ] = OutputFormat.TABLE,
     timeout_ms: Annotated[
-        int | None, typer.Option("--timeout-ms", metavar="MS", help="Instead of default.api.timeout.ms.")
+        int | None,
+        typer.Option("--timeout-ms", min=1, max=INT32_MAX, help="How long to wait; 10 seconds by default."),
     ] = None,
 ) -> None:
     """Read the options that may stand before or after every subcommand."""
-    config = build_config(bootstrap_server, command_config)
-    if timeout_ms is not None:
-        config["default.api.timeout.ms"] = timeout_ms
-        config["request.timeout.ms"] = min(timeout_ms, int(str(config.get("request.timeout.ms", 30_000))))
-    context.obj = ClusterTarget(config, output)
+    if context.invoked_subcommand is not None:
+        return  # which reads them again, with those that stand behind it
+    connection = Connection(bootstrap_server=bootstrap_server, command_config=command_config, profile=profile)
+    context.obj = ClusterTarget(connection, output, timeout_ms)
 
 
 class ClusterCommand(TyperCommand):
@@ -68,7 +80,7 @@ class ClusterCommand(TyperCommand):
         return [*super().get_params(ctx), *ctx.parent.command.params]
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the group's callback once more with what was given here, then this command."""
+        """Run the group's callback with what was given there and here, then this command."""
         group = ctx.parent.command
         shared = {option.name: ctx.params.pop(option.name) for option in group.params}
         overrides = {
@@ -94,23 +106,6 @@ def create_app(about: str) -> ClusterApp:
     )
     app.info.help = about
     return app
-
-
-def build_config(bootstrap_server: str | None, command_config: Path | None) -> dict[str, object]:
-    """Build the client's configuration of the cluster.
-
-    Raises: BadConfig.
-    """
-    config: dict[str, object] = {"client.id": "tallystick-cli"}
-    if command_config is not None:
-        try:
-            config |= read_properties(command_config.read_text("utf-8"), str(command_config))
-        except (OSError, UnicodeDecodeError) as exc:
-            why = exc.strerror if isinstance(exc, OSError) else f"is not UTF-8: {exc}"
-            raise BadConfig(f"--command-config: {command_config}: {why}") from exc
-    if bootstrap_server is not None:
-        config["bootstrap.servers"] = bootstrap_server
-    return config
 
 
 def select_role_settings(role: str, config: Mapping[str, object]) -> dict[str, object]:

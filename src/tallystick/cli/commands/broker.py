@@ -14,6 +14,7 @@ from tallystick.broker.forget_config import forget_configs
 from tallystick.broker.metadata.scram_credentials import CredentialChange, SaltedPassword
 from tallystick.broker.serve import Service, run
 from tallystick.broker.server.start_checks import parse_config
+from tallystick.cli.examples import format_examples
 from tallystick.cli.scram_text import parse_scram_argument
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig, read_properties
@@ -109,6 +110,8 @@ def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tallystick broker",
         description="Run a broker for any Kafka client. Settings have Kafka's names, see docs/config.md.",
+        epilog=(format_examples("broker") or "").removeprefix("\b\n"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--data-dir", metavar="DIR", help="where records and metadata are kept (log.dirs)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on; port 0 takes a free one")

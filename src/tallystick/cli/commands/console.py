@@ -12,12 +12,8 @@ import typer
 
 from tallystick import _lazy
 from tallystick import console as consoles
-from tallystick.cli.cluster_command import (
-    BOOTSTRAP_OPTION,
-    COMMAND_CONFIG_OPTION,
-    build_config,
-    select_role_settings,
-)
+from tallystick.cli.cluster_command import select_role_settings
+from tallystick.cli.connection import BootstrapServer, CommandConfig, Connection, ProfileName, build_config
 from tallystick.console.actions.config import ActionConfig
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.model.health import Limits
@@ -39,17 +35,27 @@ Stores = Annotated[
 Decisions = Annotated[
     list[str] | None, typer.Option(metavar="TOPIC", help="A topic with decisions of Spark. Repeatable.")
 ]
-Grace = Annotated[int, typer.Option(min=0, help="Seconds that a decided transaction may stay open.")]
-Limit = Annotated[int, typer.Option(min=1, help="Seconds that a transaction should take at most.")]
+Grace = Annotated[
+    int, typer.Option(metavar="SECONDS", min=0, help="How long a decided transaction may stay open.")
+]
+Limit = Annotated[
+    int, typer.Option(metavar="SECONDS", min=1, help="How long a transaction should take at most.")
+]
 TokenFile = Annotated[Path | None, typer.Option(help="A file with the bearer token that requests need.")]
 User = Annotated[str, typer.Option(help="The user that requests need.")]
 PasswordFile = Annotated[Path | None, typer.Option(help="A file with that user's password.")]
-Certificate = Annotated[Path | None, typer.Option(help="PEM file of the certificate: serve https.")]
-Key = Annotated[Path | None, typer.Option(help="PEM file of its key, if it is not in the same file.")]
+Certificate = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="PEM file of the certificate: serve https.")
+]
+Key = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="PEM file of its key, if it is not in the same file.")
+]
 AllowActions = Annotated[
     bool, typer.Option("--allow-actions", help="Let pages end transactions and move offsets.")
 ]
-AuditLog = Annotated[Path | None, typer.Option(help="Append a line here before and after each action.")]
+AuditLog = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Append a line here before and after each action.")
+]
 HostNames = Annotated[
     list[str] | None,
     typer.Option("--host-name", help="A further name that requests may come under. Repeatable."),
@@ -59,8 +65,9 @@ HostNames = Annotated[
 @app.command()
 def console(
     *,
-    bootstrap_server: Annotated[str | None, BOOTSTRAP_OPTION] = None,
-    command_config: Annotated[Path | None, COMMAND_CONFIG_OPTION] = None,
+    bootstrap_server: BootstrapServer = None,
+    command_config: CommandConfig = None,
+    profile: ProfileName = None,
     listen: Listen = "127.0.0.1:8080",
     store: Stores = None,
     decisions: Decisions = None,
@@ -79,7 +86,8 @@ def console(
 
     Changes nothing without --allow-actions.
     """
-    settings = build_config(bootstrap_server, command_config)
+    connection = Connection(bootstrap_server=bootstrap_server, command_config=command_config, profile=profile)
+    settings = build_config(connection, serves=True)
     client = select_role_settings("admin", settings)
     host, port = parse_listen(listen)
     options = ListenOptions(

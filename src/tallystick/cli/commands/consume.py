@@ -2,7 +2,6 @@
 
 import sys
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,14 +16,11 @@ from tallystick.admin.start_offsets import (
     find_start_offsets,
     list_partitions,
 )
-from tallystick.cli.cluster_command import (
-    BOOTSTRAP_OPTION,
-    COMMAND_CONFIG_OPTION,
-    build_config,
-    select_role_settings,
-)
+from tallystick.cli.cluster_command import select_role_settings
+from tallystick.cli.connection import BootstrapServer, CommandConfig, Connection, ProfileName, build_config
 from tallystick.cli.exits import ExitCode, interruptible, print_error, silence_stdout
 from tallystick.cli.settings import parse_named_values, parse_time_ms
+from tallystick.cli.subjects import merge_names
 from tallystick.client.blocking.consumer import Consumer
 from tallystick.client.blocking.line_io import ReadLimit, WrittenOffsetCommitter, poll_until
 from tallystick.client.blocking.record_lines import JsonLines, LineFormat, RecordLines, TextLines
@@ -55,10 +51,12 @@ ConsumerProperties = Annotated[
 
 @app.command()
 def consume(
+    context: typer.Context,
     topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", show_default=False)] = None,
     *,
-    bootstrap_server: Annotated[str | None, BOOTSTRAP_OPTION] = None,
-    command_config: Annotated[Path | None, COMMAND_CONFIG_OPTION] = None,
+    bootstrap_server: BootstrapServer = None,
+    command_config: CommandConfig = None,
+    profile: ProfileName = None,
     topic: Annotated[list[str] | None, typer.Option("--topic", help="The same as TOPIC; repeatable.")] = None,
     from_beginning: Annotated[
         bool, typer.Option("--from-beginning", help="From the first record; of a group, where it has none.")
@@ -89,22 +87,21 @@ def consume(
 
     Exit code 4 when --timeout-ms ended it before --max-messages.
     """
-    names = [*(topics or ()), *(topic or ())]
-    if not names:
-        raise typer.BadParameter("give a TOPIC")
+    names = merge_names(context, topics, topic, "TOPIC")
     places = (partition, offset, timestamp, from_beginning or None)
     if group is not None and places[:3] != (None, None, None):
         raise typer.BadParameter("--partition, --offset and --timestamp cannot be combined with --group")
     if sum(place is not None for place in places[1:]) > 1:
         raise typer.BadParameter("give one of --offset, --timestamp and --from-beginning")
-    config = build_config(bootstrap_server, command_config) | parse_named_values(setting or (), "--config")
+    connection = Connection(bootstrap_server=bootstrap_server, command_config=command_config, profile=profile)
+    config = build_config(connection, parse_named_values(setting or (), "--config"))
     if isolation is not None:
         config["isolation.level"] = isolation.value
     if group is not None:
         config |= {"group.id": group, "auto.offset.reset": "earliest" if from_beginning else "latest"}
     reading = _ConsumeOptions(
         config=config,
-        topics=tuple(dict.fromkeys(names)),
+        topics=tuple(names),
         partitions=tuple(partition or ()),
         start=FROM_BEGINNING if from_beginning else _parse_start(offset, timestamp),
         until=ReadLimit(

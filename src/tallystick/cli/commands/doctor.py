@@ -4,7 +4,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -16,12 +15,8 @@ from tallystick.admin.doctor.checks import DoctorRow, Question, Status, assess
 from tallystick.admin.doctor.facts import ClientPlan, DoctorFacts, Resource
 from tallystick.admin.doctor.gather import Doctor
 from tallystick.admin.doctor.roles import Role
-from tallystick.cli.cluster_command import (
-    BOOTSTRAP_OPTION,
-    COMMAND_CONFIG_OPTION,
-    build_config,
-    select_role_settings,
-)
+from tallystick.cli.cluster_command import select_role_settings
+from tallystick.cli.connection import BootstrapServer, CommandConfig, Connection, ProfileName, build_config
 from tallystick.cli.exits import ExitCode
 from tallystick.cli.tables import OutputFormat, print_rows
 from tallystick.cli.terminal_text import make_printable
@@ -52,8 +47,9 @@ _WRAP_WIDTH_MIN: Final = 20
 @app.command()
 def doctor(
     *,
-    bootstrap_server: Annotated[str | None, BOOTSTRAP_OPTION] = None,
-    command_config: Annotated[Path | None, COMMAND_CONFIG_OPTION] = None,
+    bootstrap_server: BootstrapServer = None,
+    command_config: CommandConfig = None,
+    profile: ProfileName = None,
     transactional_id: Annotated[
         list[str] | None, typer.Option(help="Check the rights on it; never takes it over. Repeatable.")
     ] = None,
@@ -66,7 +62,8 @@ def doctor(
 
     Changes nothing. Exit codes: 0 all is there, 1 something is missing, 4 something could not be learned.
     """
-    config = build_config(bootstrap_server, command_config)
+    connection = Connection(bootstrap_server=bootstrap_server, command_config=command_config, profile=profile)
+    config = build_config(connection)
     plan = _read_plan(config)
     settings = AdminConfig.parse(select_role_settings("admin", config | CONNECTION_LIMITS))
     named = (

@@ -7,12 +7,17 @@ import typer
 
 from tallystick.cli.cluster_command import ClusterTarget, create_app
 from tallystick.cli.settings import parse_named_values
+from tallystick.cli.subjects import merge_names
 from tallystick.cli.tables import Row
 from tallystick.kernel.ids import INT16_MAX
 
 app = create_app("Show and set the levels of features, such as transaction.version.")
 
-Levels = Annotated[list[str], typer.Option("--feature", metavar="NAME=LEVEL", help="Repeatable.")]
+Levels = Annotated[list[str] | None, typer.Argument(metavar="NAME=LEVEL", show_default=False)]
+LevelOption = Annotated[
+    list[str] | None,
+    typer.Option("--feature", metavar="NAME=LEVEL", help="The same as NAME=LEVEL; repeatable."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only ask whether it could be done.")]
 
 
@@ -26,28 +31,32 @@ def describe(context: typer.Context) -> None:
 
 
 @app.command()
-def upgrade(context: typer.Context, feature: Levels, dry_run: DryRun = False) -> None:
+def upgrade(
+    context: typer.Context, levels: Levels = None, *, feature: LevelOption = None, dry_run: DryRun = False
+) -> None:
     """Raise levels, all of them or none."""
     at: ClusterTarget = context.obj
-    levels = _parse_levels(feature)
+    wanted = _parse_levels(merge_names(context, levels, feature, "NAME=LEVEL"))
     with at.open_admin() as admin:
-        admin.update_features(levels, validate_only=dry_run)
-    _print_levels(at, levels)
+        admin.update_features(wanted, validate_only=dry_run)
+    _print_levels(at, wanted)
 
 
 @app.command()
 def downgrade(
     context: typer.Context,
-    feature: Levels,
+    levels: Levels = None,
+    *,
+    feature: LevelOption = None,
     dry_run: DryRun = False,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Even if something is lost.")] = False,
 ) -> None:
     """Lower levels, all of them or none. Level 0 removes a feature."""
     at: ClusterTarget = context.obj
-    levels = _parse_levels(feature)
+    wanted = _parse_levels(merge_names(context, levels, feature, "NAME=LEVEL"))
     with at.open_admin() as admin:
-        admin.update_features(levels, downgrade=True, unsafe=unsafe, validate_only=dry_run)
-    _print_levels(at, levels)
+        admin.update_features(wanted, downgrade=True, unsafe=unsafe, validate_only=dry_run)
+    _print_levels(at, wanted)
 
 
 def _parse_levels(texts: Sequence[str]) -> dict[str, int]:

@@ -1,10 +1,12 @@
 """`tallystick groups`: consumer groups, their members, offsets and lag, like `kafka-consumer-groups.sh`."""
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Final
 
 import typer
 
 from tallystick.admin.client import Admin
+from tallystick.admin.model import GroupDescription, GroupOffsets, MemberDescription
 from tallystick.admin.resets import ShiftBy, plan_reset
 from tallystick.admin.start_offsets import (
     FROM_BEGINNING,
@@ -18,14 +20,20 @@ from tallystick.admin.topics import LATEST
 from tallystick.cli.cluster_command import ClusterTarget, confirm, create_app, report_failures
 from tallystick.cli.exits import ExitCode, print_error
 from tallystick.cli.settings import parse_partitions, parse_time_ms
+from tallystick.cli.subjects import choose_name, merge_names, unite_names
 from tallystick.cli.tables import Row
 from tallystick.client.errors import ClientError
-from tallystick.client.offsets import HELD_OFFSET_TEXT
+from tallystick.client.offsets import HELD_OFFSET_TEXT, OffsetAndTimestamp
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import Value
 
 app = create_app("List, describe and delete groups, and move their offsets.")
 
-Group = Annotated[str, typer.Option("--group", help="The group's id.")]
+Group = Annotated[str | None, typer.Argument(metavar="GROUP", show_default=False)]
+Groups = Annotated[list[str] | None, typer.Argument(metavar="GROUP", show_default=False)]
+GroupOption = Annotated[str | None, typer.Option("--group", help="The same as GROUP.")]
+GroupsOption = Annotated[list[str] | None, typer.Option("--group", help="The same as GROUP; repeatable.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 TOPICS_OPTION: Final = typer.Option(
     "--topic", metavar="TOPIC[:P,P]", help="All or some partitions; repeatable."
 )
@@ -61,57 +69,56 @@ def list_(
 
 
 @app.command()
-def describe(context: typer.Context, group: Group) -> None:
-    """Show a group's members, offsets and lag."""
+def describe(context: typer.Context, groups: Groups = None, *, group: GroupsOption = None) -> None:
+    """Show members, offsets and lag.
+
+    Without a GROUP, of all groups.
+    """
     at: ClusterTarget = context.obj
+    names = unite_names(groups, group)
+    failures: dict[str, ClientError] = {}
     with at.open_admin() as admin:
-        description = admin.describe_groups([group]).one(group)
-        offsets = admin.describe_group_offsets([group]).one(group)
-        committed = offsets.committed
-        readers = {partition: member for member in description.members for partition in member.partitions}
-        partitions = sorted({*committed, *readers, *offsets.pending})
-        ends = admin.list_offsets(dict.fromkeys(partitions, LATEST))
-    rows: list[Row] = []
-    for partition in partitions:
-        end, offset, reader = ends.found.get(partition), committed.get(partition), readers.get(partition)
-        rows.append(
-            {
-                "Group": group,
-                "State": description.state,
-                "Topic": partition.topic,
-                "Partition": partition.partition,
-                "CurrentOffset": None if offset is None else offset.offset,
-                "LogEndOffset": None if end is None else end.offset,
-                "Lag": None if end is None or offset is None else end.offset - offset.offset,
-                "ConsumerId": None if reader is None else reader.member_id,
-                "Host": None if reader is None else reader.host,
-            }
+        if not names:
+            listed = admin.list_groups()
+            names = sorted(each.group_id for some in listed.found.values() for each in some)
+            failures |= {f"broker {node}": why for node, why in listed.failures.items()}
+        descriptions, offsets = admin.describe_groups(names), admin.describe_group_offsets(names)
+        failures |= {**descriptions.failures, **offsets.failures}
+        known = [name for name in names if name in descriptions.found and name in offsets.found]
+        shown = [_DescribedGroup(name, descriptions.found[name], offsets.found[name]) for name in known]
+        ends = admin.list_offsets(
+            dict.fromkeys(sorted({p for each in shown for p in each.partitions}), LATEST)
         )
-    at.print_rows(_DESCRIBE_COLUMNS, rows, failed=bool(ends.failures))
-    for partition in sorted(offsets.pending):
-        typer.echo(f"{group} {partition}: {HELD_OFFSET_TEXT}", err=True)
-    raise typer.Exit(report_failures({str(partition): why for partition, why in ends.failures.items()}))
+    failures |= {str(partition): why for partition, why in ends.failures.items()}
+    rows = [row for each in shown for row in each.format_rows(ends.found)]
+    at.print_rows(_DESCRIBE_COLUMNS, rows, failed=bool(failures))
+    for each in shown:
+        for partition in sorted(each.offsets.pending):
+            typer.echo(f"{each.name} {partition}: {HELD_OFFSET_TEXT}", err=True)
+    is_missing = bool(descriptions.failures or offsets.failures)
+    code = report_failures(failures)
+    raise typer.Exit(ExitCode.FAILED if is_missing else code)
 
 
 @app.command()
 def delete(
-    context: typer.Context,
-    group: Annotated[list[str], typer.Option("--group", help="Repeatable.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    context: typer.Context, groups: Groups = None, *, group: GroupsOption = None, yes: Yes = False
 ) -> None:
     """Delete groups without members, and their offsets."""
     at: ClusterTarget = context.obj
-    confirm(f"Delete {', '.join(group)} and what they committed?", yes=yes)
+    names = merge_names(context, groups, group, "GROUP")
+    confirm(f"Delete {', '.join(names)} and what they committed?", yes=yes)
     with at.open_admin() as admin:
-        answers = admin.delete_groups(group)
+        answers = admin.delete_groups(names)
     raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
 
 
 @app.command()
 def reset_offsets(
     context: typer.Context,
-    group: Group,
+    group: Group = None,
     *,
+    group_option: GroupOption = None,
     topic: Annotated[list[str] | None, TOPICS_OPTION] = None,
     all_topics: Annotated[bool, typer.Option("--all-topics", help="Whatever it has committed.")] = False,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
@@ -126,6 +133,7 @@ def reset_offsets(
 
     The group must have no members. An offset that changes loses its metadata, as with Kafka's tool.
     """
+    name = choose_name(context, group, group_option, "GROUP", rest="--topic TOPIC --to-earliest")
     targets: list[StartSpec | ShiftBy] = [
         *([FROM_BEGINNING] if to_earliest else []),
         *([FROM_END] if to_latest else []),
@@ -142,14 +150,14 @@ def reset_offsets(
     at: ClusterTarget = context.obj
     failures: dict[str, ClientError] = {}
     with at.open_admin() as admin:
-        plan = plan_reset(admin, group, _select_partitions(admin, group, topic), targets[0])
+        plan = plan_reset(admin, name, _select_partitions(admin, name, topic), targets[0])
         if execute:
             offsets = {partition: each.target for partition, each in plan.items()}
-            answers = admin.alter_group_offsets(group, offsets)
+            answers = admin.alter_group_offsets(name, offsets)
             failures = {str(partition): why for partition, why in answers.failures.items()}
     rows: list[Row] = [
         {
-            "Group": group,
+            "Group": name,
             "Topic": partition.topic,
             "Partition": partition.partition,
             "CurrentOffset": None if each.current is None else each.current.offset,
@@ -168,17 +176,51 @@ def reset_offsets(
 @app.command()
 def delete_offsets(
     context: typer.Context,
-    group: Group,
+    group: Group = None,
+    *,
+    group_option: GroupOption = None,
     topic: Annotated[list[str], TOPICS_OPTION],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete a group's offsets of topics it does not read."""
     at: ClusterTarget = context.obj
+    name = choose_name(context, group, group_option, "GROUP", rest="--topic TOPIC")
     with at.open_admin() as admin:
-        partitions = _select_partitions(admin, group, topic)
-        confirm(f"Forget offsets of {group} in {', '.join(map(str, partitions))}?", yes=yes)
-        answers = admin.delete_group_offsets(group, partitions)
+        partitions = _select_partitions(admin, name, topic)
+        confirm(f"Forget offsets of {name} in {', '.join(map(str, partitions))}?", yes=yes)
+        answers = admin.delete_group_offsets(name, partitions)
     raise typer.Exit(report_failures({str(k): v for k, v in answers.failures.items()}) and ExitCode.FAILED)
+
+
+class _DescribedGroup(Value):
+    name: str
+    description: GroupDescription
+    offsets: GroupOffsets
+
+    @property
+    def readers(self) -> dict[TopicPartition, MemberDescription]:
+        return {each: member for member in self.description.members for each in member.partitions}
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        return sorted({*self.offsets.committed, *self.readers, *self.offsets.pending})
+
+    def format_rows(self, ends: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> Iterator[Row]:
+        readers = self.readers
+        for partition in self.partitions:
+            end, offset = ends.get(partition), self.offsets.committed.get(partition)
+            reader = readers.get(partition)
+            yield {
+                "Group": self.name,
+                "State": self.description.state,
+                "Topic": partition.topic,
+                "Partition": partition.partition,
+                "CurrentOffset": None if offset is None else offset.offset,
+                "LogEndOffset": None if end is None else end.offset,
+                "Lag": None if end is None or offset is None else end.offset - offset.offset,
+                "ConsumerId": None if reader is None else reader.member_id,
+                "Host": None if reader is None else reader.host,
+            }
 
 
 def _select_partitions(admin: Admin, group: str, topics: list[str] | None) -> tuple[TopicPartition, ...]:

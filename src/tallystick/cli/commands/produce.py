@@ -7,21 +7,17 @@ With --prepare-only the transaction is left in doubt and its state is printed: K
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tallystick.admin.client import Admin
 from tallystick.admin.txn.completion import check_unused
-from tallystick.cli.cluster_command import (
-    BOOTSTRAP_OPTION,
-    COMMAND_CONFIG_OPTION,
-    build_config,
-    select_role_settings,
-)
+from tallystick.cli.cluster_command import select_role_settings
+from tallystick.cli.connection import BootstrapServer, CommandConfig, Connection, ProfileName, build_config
 from tallystick.cli.exits import ExitCode, ignore_interrupts, interruptible, print_error, silence_stdout
 from tallystick.cli.settings import ModeOption, add_modes, parse_named_pairs, parse_named_values
+from tallystick.cli.subjects import choose_name
 from tallystick.client.blocking.line_io import Destination, LineSender, send_in_transaction
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.blocking.record_lines import BadLine, JsonLines, LineFormat, RecordLines, TextLines
@@ -63,10 +59,12 @@ TransactionalId = Annotated[
 
 @app.command()
 def produce(
+    context: typer.Context,
     topic: Topic = None,
     *,
-    bootstrap_server: Annotated[str | None, BOOTSTRAP_OPTION] = None,
-    command_config: Annotated[Path | None, COMMAND_CONFIG_OPTION] = None,
+    bootstrap_server: BootstrapServer = None,
+    command_config: CommandConfig = None,
+    profile: ProfileName = None,
     topic_option: Annotated[str | None, typer.Option("--topic", help="The same as TOPIC.")] = None,
     form: Annotated[
         LineFormat, typer.Option("--format", help="Line format; json is that of `consume --output json`.")
@@ -103,13 +101,12 @@ def produce(
     cannot be written abort. Such a transaction must end within transaction.timeout.ms (--config), also while
     lines are typed, except in mode 2pc.
     """
-    if (topic is None) == (topic_option is None):
-        raise typer.BadParameter("give TOPIC, once")
+    name = choose_name(context, topic, topic_option, "TOPIC")
     if (prepare_only or mode or force) and transactional_id is None:
         raise typer.BadParameter("--prepare-only, --mode and --force need --transactional-id")
     headers = parse_named_pairs(header or (), "--header")
     to = Destination(
-        topic=topic or topic_option or "",
+        topic=name,
         partition=partition,
         headers=tuple((name, value.encode()) for name, value in headers),
         sync=sync,
@@ -117,32 +114,42 @@ def produce(
     if key_separator is not None and (form is LineFormat.JSON or not key_separator):
         raise typer.BadParameter("--key-separator needs --format text, and a text that is not empty")
     lines = JsonLines() if form is LineFormat.JSON else TextLines(key_separator)
-    config = build_config(bootstrap_server, command_config)
+    connection = Connection(bootstrap_server=bootstrap_server, command_config=command_config, profile=profile)
     packed = {} if compression is None else {"compression.type": compression.value}
-    config |= {**packed, **parse_named_values(setting or (), "--config"), **_timeout_settings(timeout_ms)}
+    own = packed | parse_named_values(setting or (), "--config") | _timeout_settings(timeout_ms)
+    shared = build_config(connection, own)
+    # What is for other clients is left out, unless it was asked for here.
+    config = select_role_settings("producer", shared) | own
     if transactional_id is None:
         raise typer.Exit(_send_lines(config, to, lines))
-    config = {**add_modes(config, mode or (), prepare_only), "transactional.id": transactional_id}
-    transaction = _TransactionOptions(name=transactional_id, config=config, prepare=prepare_only, force=force)
+    transaction = _TransactionOptions(
+        name=transactional_id,
+        config={**add_modes(config, mode or (), prepare_only), "transactional.id": transactional_id},
+        admin=select_role_settings("admin", shared),
+        prepare=prepare_only,
+        force=force,
+    )
     raise typer.Exit(_send_in_transaction(transaction, to, lines))
 
 
 class _TransactionOptions(Value, kw_only=True):
     name: str
     config: dict[str, object]
+    admin: dict[str, object]
     prepare: bool
     force: bool
 
 
-def _timeout_settings(timeout_ms: int | None) -> dict[str, object]:
+def _timeout_settings(timeout_ms: int | None) -> dict[str, str]:
     if timeout_ms is None:
         return {}
-    return {
+    limits_ms = {
         "max.block.ms": timeout_ms,
         "delivery.timeout.ms": timeout_ms,
         "request.timeout.ms": max(timeout_ms // 2, 1),
         "linger.ms": min(5, timeout_ms // 2),
     }
+    return {name: str(limit_ms) for name, limit_ms in limits_ms.items()}
 
 
 def _read_lines() -> Iterator[bytes]:
@@ -177,7 +184,7 @@ def _send_in_transaction(transaction: _TransactionOptions, to: Destination, form
     config, name = transaction.config, transaction.name
     with Producer(config) as producer:
         if not transaction.force:
-            with Admin(select_role_settings("admin", config)) as admin:
+            with Admin(transaction.admin) as admin:
                 check_unused(admin, name)
         feed = LineSender(producer, to, form)
         try:

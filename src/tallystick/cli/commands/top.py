@@ -6,18 +6,12 @@ import pwd
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from tallystick import console as consoles
-from tallystick.cli.cluster_command import (
-    BOOTSTRAP_OPTION,
-    COMMAND_CONFIG_OPTION,
-    build_config,
-    select_role_settings,
-)
+from tallystick.cli.cluster_command import select_role_settings
 from tallystick.cli.commands.console import (
     AllowActions,
     AuditLog,
@@ -28,6 +22,7 @@ from tallystick.cli.commands.console import (
     configure_actions,
     list_action_problems,
 )
+from tallystick.cli.connection import BootstrapServer, CommandConfig, Connection, ProfileName, build_config
 from tallystick.cli.exits import ExitCode, interruptible
 from tallystick.console.actions.config import ActionConfig
 from tallystick.console.collect.collector import Collector
@@ -60,8 +55,9 @@ Once = Annotated[
 @app.command()
 def top(
     *,
-    bootstrap_server: Annotated[str | None, BOOTSTRAP_OPTION] = None,
-    command_config: Annotated[Path | None, COMMAND_CONFIG_OPTION] = None,
+    bootstrap_server: BootstrapServer = None,
+    command_config: CommandConfig = None,
+    profile: ProfileName = None,
     store: Stores = None,
     decisions: Decisions = None,
     grace_s: Grace = 60,
@@ -74,7 +70,8 @@ def top(
 
     Changes nothing without --allow-actions.
     """
-    settings = build_config(bootstrap_server, command_config)
+    connection = Connection(bootstrap_server=bootstrap_server, command_config=command_config, profile=profile)
+    settings = build_config(connection, serves=not once)
     problems = list_action_problems(audit_log, allow_actions=allow_actions)
     if once and allow_actions:
         problems.append("--allow-actions: not with --once, which only looks")

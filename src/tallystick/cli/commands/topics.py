@@ -9,6 +9,7 @@ from tallystick.admin.topics import NewTopic
 from tallystick.cli.cluster_command import ClusterTarget, confirm, create_app, report_failures
 from tallystick.cli.exits import ExitCode
 from tallystick.cli.settings import parse_named_values, parse_partitions
+from tallystick.cli.subjects import choose_name, merge_names, unite_names
 from tallystick.cli.tables import Row
 
 app = create_app("List, describe, create, grow and delete topics, and the records in them.")
@@ -16,7 +17,9 @@ app = create_app("List, describe, create, grow and delete topics, and the record
 _LIST_COLUMNS: Final = ("Topic", "Partitions", "ReplicationFactor", "Internal")
 _DESCRIBE_COLUMNS: Final = ("Topic", "Partition", "Leader", "Replicas", "Isr")
 
-TopicNames = Annotated[list[str], typer.Option("--topic", help="Repeatable.")]
+Topics = Annotated[list[str] | None, typer.Argument(metavar="TOPIC", show_default=False)]
+TopicOption = Annotated[list[str] | None, typer.Option("--topic", help="The same as TOPIC; repeatable.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @app.command("list")
@@ -41,11 +44,15 @@ def list_(
 
 
 @app.command()
-def describe(context: typer.Context, topic: TopicNames) -> None:
-    """Show partitions, their leaders and replicas."""
+def describe(context: typer.Context, topics: Topics = None, topic: TopicOption = None) -> None:
+    """Show partitions, their leaders and replicas.
+
+    Without a TOPIC, of all topics but Kafka's own.
+    """
     at: ClusterTarget = context.obj
+    names = unite_names(topics, topic)
     with at.open_admin() as admin:
-        answers = admin.describe_topics(topic)
+        answers = admin.describe_topics(names or sorted(admin.list_topics()))
     rows: list[Row] = [
         {
             "Topic": name,
@@ -64,20 +71,24 @@ def describe(context: typer.Context, topic: TopicNames) -> None:
 @app.command()
 def create(
     context: typer.Context,
-    topic: TopicNames,
+    topics: Topics = None,
     *,
+    topic: TopicOption = None,
     partitions: Annotated[int | None, typer.Option(min=1, help="The broker's default without it.")] = None,
     replication_factor: Annotated[
         int | None, typer.Option(min=1, help="The broker's default without it.")
     ] = None,
-    config: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; repeatable.")] = None,
+    config: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of it; repeatable.")
+    ] = None,
 ) -> None:
     """Create topics."""
     at: ClusterTarget = context.obj
+    names = merge_names(context, topics, topic, "TOPIC")
     settings = parse_named_values(config or (), "--config")
     new_topics = [
         NewTopic(name=name, partitions=partitions, replicas=replication_factor, config=settings)
-        for name in topic
+        for name in names
     ]
     with at.open_admin() as admin:
         answers = admin.create_topics(new_topics)
@@ -91,42 +102,54 @@ def create(
 
 @app.command()
 def alter(
-    context: typer.Context, topic: TopicNames, partitions: Annotated[int, typer.Option(min=1, help="In all.")]
+    context: typer.Context,
+    topics: Topics = None,
+    *,
+    topic: TopicOption = None,
+    partitions: Annotated[int, typer.Option(min=1, help="In all.")],
 ) -> None:
     """Raise the number of partitions of topics."""
     at: ClusterTarget = context.obj
+    names = merge_names(context, topics, topic, "TOPIC")
     with at.open_admin() as admin:
-        answers = admin.create_partitions(dict.fromkeys(topic, partitions))
+        answers = admin.create_partitions(dict.fromkeys(names, partitions))
     raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
 
 
 @app.command()
 def delete(
-    context: typer.Context,
-    topic: TopicNames,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    context: typer.Context, topics: Topics = None, *, topic: TopicOption = None, yes: Yes = False
 ) -> None:
     """Delete topics and all their records."""
     at: ClusterTarget = context.obj
-    confirm(f"Delete {', '.join(topic)} and every record in it?", yes=yes)
+    names = merge_names(context, topics, topic, "TOPIC")
+    confirm(f"Delete {', '.join(names)} and every record in it?", yes=yes)
     with at.open_admin() as admin:
-        answers = admin.delete_topics(topic)
+        answers = admin.delete_topics(names)
     raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
 
 
 @app.command()
 def delete_records(
     context: typer.Context,
-    topic: Annotated[str, typer.Option("--topic", metavar="TOPIC[:P,P]", help="All partitions, or these.")],
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC[:P,P]", show_default=False)] = None,
+    *,
+    topic_option: Annotated[
+        str | None, typer.Option("--topic", metavar="TOPIC[:P,P]", help="The same as TOPIC[:P,P].")
+    ] = None,
     before_offset: Annotated[
         int,
         typer.Option("--before-offset", "--offset", min=-1, help="The first offset to keep; -1 keeps none."),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
-    """Delete the records before an offset, for good."""
+    """Delete the records before an offset, for good.
+
+    In all partitions of a topic, or in those behind the colon.
+    """
     at: ClusterTarget = context.obj
-    ((name, numbers),) = parse_partitions([topic], "--topic").items()
+    chosen = choose_name(context, topic, topic_option, "TOPIC[:P,P]", rest="--before-offset OFFSET")
+    ((name, numbers),) = parse_partitions([chosen], "TOPIC").items()
     with at.open_admin() as admin:
         partitions = list_partitions(admin, [name], numbers)
         records = "every record" if before_offset < 0 else f"what is before offset {before_offset}"

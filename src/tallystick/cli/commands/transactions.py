@@ -28,6 +28,7 @@ from tallystick.cli.cluster_command import (
 from tallystick.cli.commands.resolve import resolve_command
 from tallystick.cli.exits import ExitCode, print_error, print_failure
 from tallystick.cli.settings import ModeOption, add_modes
+from tallystick.cli.subjects import choose_name, merge_names
 from tallystick.cli.tables import OutputFormat, Row
 from tallystick.cli.terminal_text import make_printable
 from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
@@ -66,13 +67,19 @@ _EXIT_BY_OUTCOME: Final = {
 }
 _RESULT_BY_STATE: Final = {"CompleteCommit": "committed", "CompleteAbort": "aborted"}
 
-Topic = Annotated[str, typer.Option("--topic", help="The topic.")]
+Topic = Annotated[str | None, typer.Argument(metavar="TOPIC", show_default=False)]
+TopicOption = Annotated[str | None, typer.Option("--topic", help="The same as TOPIC.")]
 Partition = Annotated[int, typer.Option("--partition", min=0, help="The partition of it.")]
-TransactionalId = Annotated[str, typer.Option("--transactional-id", "--transactionalId", help="The id.")]
+TransactionalId = Annotated[str | None, typer.Argument(metavar="ID", show_default=False)]
+IdOption = Annotated[
+    str | None, typer.Option("--transactional-id", "--transactionalId", help="The same as ID.")
+]
 Broker = Annotated[int | None, typer.Option("--broker", "--broker-id", help="Ask this broker's replicas.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Force = Annotated[bool, typer.Option("--force", help="Even if it breaks what others rely on.")]
-AuditLog = Annotated[Path | None, typer.Option("--audit-log", help="Append the audit lines here, too.")]
+AuditLog = Annotated[
+    Path | None, typer.Option("--audit-log", metavar="FILE", help="Append the audit lines here, too.")
+]
 
 
 @app.command("list")
@@ -120,10 +127,12 @@ def list_(
 @app.command()
 def describe(
     context: typer.Context,
-    transactional_id: Annotated[
-        list[str], typer.Option("--transactional-id", "--transactionalId", help="Repeatable.")
-    ],
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", show_default=False)] = None,
     *,
+    transactional_id: Annotated[
+        list[str] | None,
+        typer.Option("--transactional-id", "--transactionalId", help="The same as ID; repeatable."),
+    ] = None,
     history: Annotated[bool, typer.Option("--history", help="What has happened to it, too.")] = False,
 ) -> None:
     """Show a transactional id as its coordinator knows it.
@@ -131,8 +140,9 @@ def describe(
     On tallystick's broker also its forced outcomes and, with --history, its last transitions.
     """
     at: ClusterTarget = context.obj
+    names = merge_names(context, ids, transactional_id, "ID")
     with at.open_admin() as admin:
-        answers = admin.describe_transactions(transactional_id, history=history)
+        answers = admin.describe_transactions(names, history=history)
     now_ms = SystemClock().now_ms()
     if answers.found:
         at.print_rows(
@@ -156,11 +166,17 @@ def describe(
 
 @app.command()
 def describe_producers(
-    context: typer.Context, topic: Topic, partition: Partition, broker: Broker = None
+    context: typer.Context,
+    topic: Topic = None,
+    *,
+    topic_option: TopicOption = None,
+    partition: Partition,
+    broker: Broker = None,
 ) -> None:
     """Show a partition's producers and open transactions."""
     at: ClusterTarget = context.obj
-    topic_partition = TopicPartition(topic, partition)
+    name = choose_name(context, topic, topic_option, "TOPIC", rest="--partition PARTITION")
+    topic_partition = TopicPartition(name, partition)
     with at.open_admin() as admin:
         states = admin.describe_producers([topic_partition], broker=broker).one(topic_partition)
     rows: list[Row] = [
@@ -214,9 +230,10 @@ def find_hanging(
 @app.command()
 def abort(
     context: typer.Context,
-    topic: Topic,
-    partition: Partition,
+    topic: Topic = None,
     *,
+    topic_option: TopicOption = None,
+    partition: Partition,
     start_offset: Annotated[int | None, typer.Option(min=0, help="Where the transaction begins.")] = None,
     producer_id: Annotated[int | None, typer.Option(min=0, help="Whose it is.")] = None,
     producer_epoch: Annotated[int | None, typer.Option(min=0, max=INT16_MAX, help="And its epoch.")] = None,
@@ -230,6 +247,9 @@ def abort(
     The marker does not come from its coordinator. Anything but a hanging transaction is refused without
     --force.
     """
+    name = choose_name(
+        context, topic, topic_option, "TOPIC", rest="--partition PARTITION --start-offset OFFSET"
+    )
     producer_options = (producer_id, producer_epoch, coordinator_epoch)
     if (start_offset is None) == (None in producer_options) or (
         start_offset is not None and producer_options != (None,) * 3
@@ -239,7 +259,7 @@ def abort(
         )
     at: ClusterTarget = context.obj
     spec = AbortSpec(
-        partition=TopicPartition(topic, partition),
+        partition=TopicPartition(name, partition),
         start_offset=start_offset,
         producer=None if producer_id is None else _to_identity(producer_id, producer_epoch or 0),
         coordinator_epoch=coordinator_epoch,
@@ -252,7 +272,7 @@ def abort(
             confirm(f"Abort it in {transaction.partition}?", yes=yes)
         marker_written = admin.abort_transaction(plan, force=force)
     row: Row = {
-        "Topic": topic,
+        "Topic": name,
         "Partition": partition,
         "ProducerId": transaction.writer.producer_id,
         "ProducerEpoch": transaction.writer.epoch,
@@ -267,8 +287,9 @@ def abort(
 @app.command()
 def force_terminate(
     context: typer.Context,
-    transactional_id: TransactionalId,
+    transactional_id: TransactionalId = None,
     *,
+    id_option: IdOption = None,
     yes: Yes = False,
     force: Force = False,
     audit_log: AuditLog = None,
@@ -278,20 +299,21 @@ def force_terminate(
     In all partitions, and fence its producer (KIP-939). A prepared transaction is refused without --force.
     """
     at: ClusterTarget = context.obj
+    name = choose_name(context, transactional_id, id_option, "ID")
     with _write_audit_lines(audit_log), at.open_admin() as admin:
-        description = admin.describe_transactions([transactional_id]).one(transactional_id)
+        description = admin.describe_transactions([name]).one(name)
         partitions = ", ".join(sorted(map(str, description.partitions))) or "nowhere"
         typer.echo(
-            f"{transactional_id!r} is {description.state}, open in: {partitions}. What it wrote there will "
+            f"{name!r} is {description.state}, open in: {partitions}. What it wrote there will "
             "never be read by read_committed consumers, and its producer is fenced until it is initialised "
             "again.",
             err=True,
         )
         if force or not description.in_doubt:
-            confirm(f"Terminate {transactional_id!r}?", yes=yes)
-        now = admin.force_terminate_transaction(transactional_id, force=force)
+            confirm(f"Terminate {name!r}?", yes=yes)
+        now = admin.force_terminate_transaction(name, force=force)
     row: Row = {
-        "TransactionalId": transactional_id,
+        "TransactionalId": name,
         "ProducerId": now.producer_id,
         "ProducerEpoch": now.epoch,
         "Result": "terminated",

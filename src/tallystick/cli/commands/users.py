@@ -17,6 +17,7 @@ from tallystick.admin.scram import (
 from tallystick.cli.cluster_command import ClusterTarget, confirm, create_app, report_failures
 from tallystick.cli.exits import ExitCode
 from tallystick.cli.scram_text import parse_iterations, parse_scram_argument, read_password_file
+from tallystick.cli.subjects import merge_names, unite_names
 from tallystick.cli.tables import Row
 from tallystick.client.errors import ClientError
 from tallystick.kernel.secret import Secret
@@ -26,18 +27,19 @@ app = create_app("List, create and delete users that log in with SCRAM.")
 
 _COLUMNS: Final = ("User", "Mechanism", "Iterations")
 
-User = Annotated[list[str] | None, typer.Option("--user", help="A user; repeatable.")]
+Users = Annotated[list[str] | None, typer.Argument(metavar="USER", show_default=False)]
+UserOption = Annotated[list[str] | None, typer.Option("--user", help="The same as USER; repeatable.")]
 Mechanisms = Annotated[
     list[str] | None, typer.Option("--mechanism", help=f"{', '.join(SCRAM_MECHANISMS)}; repeatable.")
 ]
 
 
 @app.command("list")
-def list_(context: typer.Context, *, user: User = None) -> None:
-    """List users and their mechanisms; without options all of them."""
+def list_(context: typer.Context, users: Users = None, *, user: UserOption = None) -> None:
+    """List users and their mechanisms; without a USER all of them."""
     at: ClusterTarget = context.obj
     with at.open_admin() as admin:
-        answers = admin.describe_user_scram_credentials(user or ())
+        answers = admin.describe_user_scram_credentials(unite_names(users, user))
     rows = [row for name, infos in sorted(answers.found.items()) for row in _format_rows(name, infos)]
     at.print_rows(_COLUMNS, rows, failed=bool(answers.failures))
     raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
@@ -46,8 +48,9 @@ def list_(context: typer.Context, *, user: User = None) -> None:
 @app.command()
 def create(
     context: typer.Context,
+    users: Users = None,
     *,
-    user: User = None,
+    user: UserOption = None,
     mechanism: Mechanisms = None,
     iterations: Annotated[str, typer.Option(help="How often the password is hashed.")] = str(ITERATIONS_MIN),
     password_file: Annotated[
@@ -58,21 +61,20 @@ def create(
         typer.Option("--add-scram", help="As kafka-storage.sh takes it: SCRAM-SHA-512=[name=U,password=P]."),
     ] = None,
 ) -> None:
-    """Create a user, or give one another password.
+    """Create users, or give them another password.
 
     The password is asked for, or read from --password-file, or from standard input if that is no terminal.
     """
     at: ClusterTarget = context.obj
     credentials = [parse_scram_argument(each) for each in add_scram or ()]
-    if not user and not credentials:
-        raise typer.BadParameter("give --user or --add-scram")
-    if user:
-        count, names = parse_iterations(iterations), mechanism or [SCRAM_SHA_512.name]
+    names = unite_names(users, user) if credentials else merge_names(context, users, user, "USER")
+    if names:
+        count, mechanisms = parse_iterations(iterations), mechanism or [SCRAM_SHA_512.name]
         password = Secret(_read_password(password_file))
         credentials += [
             UserScramCredentialUpsertion(name, ScramCredentialInfo(each, count), password)
-            for name in user
-            for each in names
+            for name in names
+            for each in mechanisms
         ]
     failures: dict[str, ClientError] = {}
     rows: list[Row] = []
@@ -89,17 +91,17 @@ def create(
 @app.command()
 def delete(
     context: typer.Context,
+    users: Users = None,
     *,
-    user: User = None,
+    user: UserOption = None,
     mechanism: Mechanisms = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete users, or their credentials for some mechanisms. Sessions that are open go on."""
     at: ClusterTarget = context.obj
-    if not user:
-        raise typer.BadParameter("give --user")
+    names = merge_names(context, users, user, "USER")
     with at.open_admin() as admin:
-        described = admin.describe_user_scram_credentials(user)
+        described = admin.describe_user_scram_credentials(names)
         failures = dict(described.failures)
         doomed = [
             (name, info)
