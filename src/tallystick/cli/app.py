@@ -14,7 +14,7 @@ from tallystick.admin.errors import NothingOpen, NotSafe
 from tallystick.cli.command_help import COMPLETE_VARIABLE, PROGRAM, complete_help, explain
 from tallystick.cli.examples import format_examples
 from tallystick.cli.exits import ExitCode, print_error
-from tallystick.client.errors import AuthenticationFailed
+from tallystick.client.errors import AuthenticationFailed, TimedOut
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
 
@@ -102,33 +102,54 @@ def tallystick(
     """Commit a Kafka transaction and another system's transaction together, or not at all."""
 
 
-class _FailedLogins(logging.Filter):
-    """Drops what the log says of a failed login: a command ends with the same words."""
+class _SaidOnce(logging.Filter):
+    """Keeps apart what the log and the error of a command say: no cause is told twice.
+
+    Drops a failed login, with whose words the command ends, and notes what the log has told.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._texts: list[str] = []
 
     def filter(self, record: logging.LogRecord) -> bool:
         args = record.args if isinstance(record.args, tuple) else ()
-        return not any(isinstance(each, AuthenticationFailed) for each in args)
+        if any(isinstance(each, AuthenticationFailed) for each in args):
+            return False
+        if record.levelno >= logging.WARNING:
+            self._texts.append(record.getMessage())
+        return True
+
+    def format_error(self, error: Exception) -> str:
+        """Return the text of an error, without the last attempt's if the log has told of it."""
+        if isinstance(error, TimedOut) and error.last and any(error.last in text for text in self._texts):
+            error.last = ""
+        return str(error)
 
 
 @contextmanager
-def _saying_once(words: Sequence[str]) -> Iterator[None]:
+def _saying_once(words: Sequence[str]) -> Iterator[_SaidOnce]:
     """Keep out of the log what the error of the command will say."""
-    log, said_later = logging.getLogger("tallystick.client"), _FailedLogins()
+    log, said_once = logging.getLogger("tallystick.client"), _SaidOnce()
     if words[:1] and words[0] not in _SERVING:
-        log.addFilter(said_later)
+        log.addFilter(said_once)
     try:
-        yield
+        yield said_once
     finally:
-        log.removeFilter(said_later)
+        log.removeFilter(said_once)
 
 
 def run_command(words: Sequence[str]) -> int:
     """Run a command and return its exit code. An error is one line on stderr."""
     if COMPLETE_VARIABLE in os.environ:
         _lazy.load("typer.completion").completion_init()
+    with _saying_once(words) as said_once:
+        return _run(words, said_once)
+
+
+def _run(words: Sequence[str], said_once: _SaidOnce) -> int:
     try:
-        with _saying_once(words):
-            app(words, prog_name=PROGRAM)
+        app(words, prog_name=PROGRAM)
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     except _lazy.MissingLibrary as exc:
@@ -142,5 +163,5 @@ def run_command(words: Sequence[str]) -> int:
     except NothingOpen as exc:
         return print_error(exc.what(), ExitCode.NOTHING_OPEN)
     except (TallystickError, OSError) as exc:  # OSError of stdin and stdout: a connection's is a ClientError
-        return print_error(str(exc), ExitCode.FAILED)
+        return print_error(said_once.format_error(exc), ExitCode.FAILED)
     return ExitCode.DONE

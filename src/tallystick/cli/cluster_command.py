@@ -15,6 +15,7 @@ from tallystick.cli.connection import (
     Connection,
     ProfileName,
     build_config,
+    check_hosts,
     limit_calls,
 )
 from tallystick.cli.exits import ExitCode, print_error, print_failure
@@ -45,6 +46,7 @@ class ClusterTarget:
 
     def open_admin(self) -> Admin:
         """Open a client for administration. Raises: BadConfig."""
+        check_hosts(self.config)
         return Admin(select_role_settings("admin", self.config))
 
     def print_rows(self, columns: Sequence[str], rows: Sequence[Row], *, failed: bool = False) -> None:

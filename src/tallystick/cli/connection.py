@@ -12,15 +12,19 @@ in another way. `--profile` together with `--bootstrap-server` sends it there on
 """
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Thread
 from typing import Annotated, Final
 
 import typer
 
 from tallystick.cli.profiles import Profile, find_profile, read_profiles, read_settings_file
+from tallystick.client.settings.config import Address
 from tallystick.client.settings.kafka_names import RENAMED_SETTINGS
+from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
 
 BOOTSTRAP_VARIABLE: Final = "TALLYSTICK_BOOTSTRAP_SERVER"
@@ -33,6 +37,8 @@ _LIMITS: Final = {
     "max.block.ms": PATIENCE_MS,
     "request.timeout.ms": PATIENCE_MS,
 }
+
+_LOOKUP_S: Final = 2
 
 BootstrapServer = Annotated[
     str | None,
@@ -112,6 +118,34 @@ def limit_calls(config: dict[str, object], timeout_ms: int) -> None:
         "max.block.ms": timeout_ms,
         "request.timeout.ms": min(timeout_ms, request_ms),
     }
+
+
+def check_hosts(config: Mapping[str, object]) -> None:
+    """End at once if no broker's host has an address: trying again would not help a person.
+
+    A resolver that does not answer for a while is left to the client's own attempts.
+    Raises: BadConfig.
+    """
+    texts = str(config.get(_BOOTSTRAP, "")).split(",")
+    try:
+        hosts = [Address.parse(text).host for text in texts]
+    except ValueError:
+        return  # which the client will refuse
+    unknown: list[str] = []
+
+    def look_up() -> None:
+        for host in hosts:
+            try:
+                socket.getaddrinfo(host, None)
+            except socket.gaierror as exc:
+                if exc.errno == socket.EAI_NONAME:
+                    unknown.append(host)
+
+    lookup = Thread(target=look_up, daemon=True)
+    lookup.start()
+    lookup.join(_LOOKUP_S)
+    if len(unknown) == len(hosts):
+        raise BadConfig(f"{_BOOTSTRAP}: there is no host {' or '.join(unknown)}")
 
 
 def _names_cluster(config: Mapping[str, object]) -> bool:

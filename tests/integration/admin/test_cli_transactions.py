@@ -175,4 +175,4 @@ def test_no_broker_is_an_error_within_the_limit(capsys: pytest.CaptureFixture[st
     assert main(["transactions", "list", *at]) == 1
     assert "default.api.timeout.ms = 300" in capsys.readouterr().err
     assert main(["transactions", "list"]) == 2
-    assert "bootstrap.servers" in capsys.readouterr().err
+    assert "--bootstrap-server" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The command line: a mistake is one line and exit code 2, never a traceback."""
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -7,8 +8,10 @@ import pytest
 import typer
 
 from tallystick import __version__
+from tallystick.cli.app import _SaidOnce
 from tallystick.cli.cluster_command import create_app
 from tallystick.cli.main import main
+from tallystick.client.errors import AuthenticationFailed, TimedOut
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,3 +108,17 @@ def test_a_file_in_another_encoding_is_named(
     said = capsys.readouterr().err
     assert f"{file}: is not UTF-8" in said
     assert len(said.splitlines()) == 1
+
+
+def test_log_and_error_do_not_say_the_same_twice() -> None:
+    """`Log and error never say the same twice`: the log tells the cause, the error that it went on."""
+    said_once = _SaidOnce()
+    cause = "127.0.0.1:1: Connection refused"
+    error = TimedOut("default.api.timeout.ms", 10_000, "Metadata", cause)
+    assert cause in said_once.format_error(error)
+    record = logging.LogRecord("", logging.WARNING, "", 1, "%s: trying again", (cause,), None)
+    assert said_once.filter(record)
+    assert cause not in said_once.format_error(error)
+    assert "default.api.timeout.ms = 10000 ms" in said_once.format_error(error)
+    login = logging.LogRecord("", logging.ERROR, "", 1, "%s", (AuthenticationFailed("b:1", "no"),), None)
+    assert not said_once.filter(login)

@@ -124,7 +124,7 @@ def test_help_loads_no_command() -> None:
     """Completion and examples must not slow `tallystick --help`."""
     code = (
         "import sys; from tallystick.cli.main import main; main(['--help']); "
-        "heavy = ('tallystick.cli.commands.', 'tallystick.cli.connection', 'tallystick.cli.profiles', 'rich'); "
+        "heavy = ('tallystick.cli.commands.', 'tallystick.cli.connection', 'rich'); "
         "print([name for name in sys.modules if name.startswith(heavy)], file=sys.stderr)"
     )
     done = subprocess.run(

@@ -1,11 +1,12 @@
 """Which cluster a command talks to: option > environment > profile > an error that names the three ways."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tallystick.cli.connection import PATIENCE_MS, Connection, build_config
+from tallystick.cli.connection import PATIENCE_MS, Connection, build_config, check_hosts
 from tallystick.cli.main import main
 from tallystick.cli.profiles import Profile, Profiles, write_profiles
 from tallystick.kernel.settings import BadConfig
@@ -90,6 +91,21 @@ def test_a_person_waits_for_ten_seconds() -> None:
     for name in ("max.block.ms", "socket.timeout.ms"):  # the latter is librdkafka's name
         config = build_config(Connection(), {name: "60000"})
         assert not (LIMITS - {name}) & config.keys()
+
+
+def test_a_host_that_does_not_exist_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`At once where trying again cannot help`; a resolver that is away may be back."""
+
+    def look_up(host: str, port: object) -> list[object]:
+        if host != "localhost":
+            raise socket.gaierror(socket.EAI_NONAME if host == "absent" else socket.EAI_AGAIN, "")
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    for servers in ("localhost:1", "absent:1,localhost:1", "absent:1,away:1", "", "no address"):
+        check_hosts({SERVERS: servers})
+    with pytest.raises(BadConfig, match="there is no host absent"):
+        check_hosts({SERVERS: "absent:1"})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,14 @@ from tallystick.admin.start_offsets import (
     list_partitions,
 )
 from tallystick.cli.cluster_command import select_role_settings
-from tallystick.cli.connection import BootstrapServer, CommandConfig, Connection, ProfileName, build_config
+from tallystick.cli.connection import (
+    BootstrapServer,
+    CommandConfig,
+    Connection,
+    ProfileName,
+    build_config,
+    check_hosts,
+)
 from tallystick.cli.exits import ExitCode, interruptible, print_error, silence_stdout
 from tallystick.cli.settings import parse_named_values, parse_time_ms
 from tallystick.cli.subjects import merge_names
@@ -95,6 +102,7 @@ def consume(
         raise typer.BadParameter("give one of --offset, --timestamp and --from-beginning")
     connection = Connection(bootstrap_server=bootstrap_server, command_config=command_config, profile=profile)
     config = build_config(connection, parse_named_values(setting or (), "--config"))
+    check_hosts(config)
     if isolation is not None:
         config["isolation.level"] = isolation.value
     if group is not None:

@@ -14,7 +14,14 @@ import typer
 from tallystick.admin.client import Admin
 from tallystick.admin.txn.completion import check_unused
 from tallystick.cli.cluster_command import select_role_settings
-from tallystick.cli.connection import BootstrapServer, CommandConfig, Connection, ProfileName, build_config
+from tallystick.cli.connection import (
+    BootstrapServer,
+    CommandConfig,
+    Connection,
+    ProfileName,
+    build_config,
+    check_hosts,
+)
 from tallystick.cli.exits import ExitCode, ignore_interrupts, interruptible, print_error, silence_stdout
 from tallystick.cli.settings import ModeOption, add_modes, parse_named_pairs, parse_named_values
 from tallystick.cli.subjects import choose_name
@@ -118,6 +125,7 @@ def produce(
     packed = {} if compression is None else {"compression.type": compression.value}
     own = packed | parse_named_values(setting or (), "--config") | _timeout_settings(timeout_ms)
     shared = build_config(connection, own)
+    check_hosts(shared)
     # What is for other clients is left out, unless it was asked for here.
     config = select_role_settings("producer", shared) | own
     if transactional_id is None:
