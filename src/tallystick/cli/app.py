@@ -74,6 +74,8 @@ class LazyGroup(TyperGroup):
             return super().invoke(ctx)
         except typer.BadParameter as exc:
             exc.message = explain(exc)
+            if exc.param is None and exc.param_hint is None:  # of the call, and of no value in it
+                (exc.ctx or ctx).fail(exc.message)
             raise
 
 

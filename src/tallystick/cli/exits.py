@@ -48,8 +48,9 @@ def print_error(text: str, code: ExitCode) -> ExitCode:
 
 
 def print_failure(subject: str, text: str, code: ExitCode) -> ExitCode:
-    """Print what failed for a subject, which the text may name first itself; return the exit code."""
-    return print_error(text if text.startswith(f"{subject}: ") else f"{subject}: {text}", code)
+    """Print what failed for a subject, which the text may name itself; return the exit code."""
+    is_named = subject in text.partition(": ")[0]
+    return print_error(text if is_named else f"{subject}: {text}", code)
 
 
 @contextmanager

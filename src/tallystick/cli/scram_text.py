@@ -59,7 +59,8 @@ def read_password_file(path: Path) -> str:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as exc:
-        raise BadConfig(f"{path}: the password cannot be read: {exc}") from exc
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise BadConfig(f"{path}: the password cannot be read: {why}") from exc
     if not lines or not lines[0]:
         raise BadConfig(f"{path}: the first line, which is the password, is empty")
     return lines[0]

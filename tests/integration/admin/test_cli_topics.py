@@ -30,23 +30,24 @@ def run(broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def test_the_life_of_a_topic(run: Run) -> None:
-    code, out, _ = run(
-        "topics", "create", "--topic", "a", "--partitions", "2", "--config", "retention.ms=9000"
-    )
+    code, out, _ = run("topics", "create", "a", "--partitions", "2", "--config", "retention.ms=9000")
     assert code == 0
     assert out.splitlines()[1].split() == ["a", "2", "1"]
     code, out, err = run("topics", "create", "--topic", "a")
     assert (code, out) == (1, "")
     assert "TOPIC_ALREADY_EXISTS" in err
-    assert run("topics", "create", "--topic", "b", "--config", "nonsense")[0] == 2
-    assert run("topics", "alter", "--topic", "a", "--partitions", "3")[0] == 0
-    described = json.loads(run("topics", "describe", "--topic", "a", "--output", "json")[1])
+    assert run("topics", "create", "d", "--config", "nonsense")[0] == 2
+    assert run("topics", "alter", "a", "--partitions", "3")[0] == 0
+    described = json.loads(run("topics", "describe", "a", "--output", "json")[1])
     assert [(row["Partition"], row["Leader"], row["Isr"]) for row in described] == [
         (index, 1, [1]) for index in range(3)
     ]
+    assert run("topics", "create", "b", "--topic", "b2")[0] == 0
+    everything = json.loads(run("topics", "describe", "--output", "json")[1])
+    assert {"a", "b", "b2"} <= {row["Topic"] for row in everything}
     assert "a" in [row["Topic"] for row in json.loads(run("topics", "list", "--output", "json")[1])]
     assert run("topics", "delete", "--topic", "a")[0] == 5
-    assert run("topics", "delete", "--topic", "a", "--yes")[0] == 0
+    assert run("topics", "delete", "a", "--yes")[0] == 0
     assert run("topics", "describe", "--topic", "a")[:2] == (1, "")
     assert run("topics", "describe", "--topic", "a", "--output", "json")[:2] == (1, "[]\n")
 
@@ -55,7 +56,7 @@ def test_settings_are_set_shown_and_taken_back(run: Run) -> None:
     assert run("topics", "create", "--topic", "c")[0] == 0
     at = ("--entity-type", "topics", "--entity-name", "c")
     assert run("configs", "alter", *at, "--add-config", "retention.ms=7000")[0] == 0
-    code, out, _ = run("configs", "describe", *at)
+    code, out, _ = run("configs", "describe", "topic", "c")
     assert code == 0
     assert ["retention.ms", "7000", "topic", "no", "no"] in [line.split() for line in out.splitlines()]
     assert run("configs", "alter", *at, "--delete-config", "retention.ms")[0] == 0
@@ -76,10 +77,12 @@ def test_a_group_and_how_far_it_is_behind(broker: EmbeddedBroker, run: Run) -> N
     assert ("readers", "Empty") in [(row["Group"], row["State"]) for row in listed]
     (row,) = json.loads(run("groups", "describe", "--group", "readers", "--output", "json")[1])
     assert (row["Topic"], row["CurrentOffset"], row["LogEndOffset"], row["Lag"]) == ("read", 0, 0, 0)
-    assert run("groups", "delete", "--group", "readers")[0] == 5
+    assert row in json.loads(run("groups", "describe", "--output", "json")[1])
+    assert run("groups", "delete", "readers")[0] == 5
     assert run("groups", "delete", "--group", "readers", "--yes")[0] == 0
-    code, _, err = run("groups", "describe", "--group", "readers")
+    code, _, err = run("groups", "describe", "readers")
     assert code == 1
+    assert err.count("readers") == 1
     assert "GROUP_ID_NOT_FOUND" in err
 
 
@@ -90,7 +93,7 @@ def test_offsets_of_a_group_are_moved_only_with_execute(broker: EmbeddedBroker, 
             producer.send("moved", b"x", partition=0, timestamp_ms=second * 1000)
 
     def planned(*words: str, code: int = 0) -> list[list[int | None]]:
-        done, out, err = run("groups", "reset-offsets", "--group", "g", *words, "--output", "json")
+        done, out, err = run("groups", "reset-offsets", "g", *words, "--output", "json")
         assert done == code, err
         return [[row["CurrentOffset"], row["NewOffset"]] for row in json.loads(out)] if out else []
 
@@ -126,7 +129,7 @@ def test_records_are_deleted_after_a_yes(broker: EmbeddedBroker, run: Run) -> No
     with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
         for _ in range(4):
             producer.send("cut", b"x")
-    cut = ("topics", "delete-records", "--topic", "cut:0", "--before-offset")
+    cut = ("topics", "delete-records", "cut:0", "--before-offset")
     assert run(*cut, "2")[0] == 5
     assert json.loads(run(*cut, "2", "--yes", "--output", "json")[1]) == [
         {"Topic": "cut", "Partition": 0, "FirstOffset": 2}
@@ -149,7 +152,7 @@ def test_feature_levels_go_up_and_down(run: Run) -> None:
     assert "2" in run("features", "describe")[1]
     assert run("features", "downgrade", *level)[0] == 0
     assert run("features", "describe")[1].splitlines()[1].split() == ["transaction.version", "1"]
-    assert run("features", "upgrade", "--feature", "transaction.version=2")[0] == 0
+    assert run("features", "upgrade", "transaction.version=2")[0] == 0
     assert run("features", "upgrade", "--feature", "transaction.version=two")[0] == 2
     assert run("features", "downgrade", "--feature", "nothing=0", "--unsafe")[0] == 1
 

@@ -144,6 +144,8 @@ def test_help_loads_no_command() -> None:
         (("topics", "list", "--output", "yaml"), "'--output': 'yaml' is not one of 'table', 'json'"),
         (("transactions", "list", "--producer-id", "1x"), "'1x' is not a whole number"),
         (("consume", "t", "--partition", "x"), "'x' is not a whole number"),
+        (("groups", "reset-offsets", "g"), "Error: give one of --to-earliest, --to-latest"),
+        (("transactions", "complete", "t", "x"), "Error: STATE: 'x' is not the state"),
         (("completion", "tcsh"), "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
     ],
 )

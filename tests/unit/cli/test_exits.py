@@ -32,3 +32,5 @@ def test_an_interrupt_between_the_making_of_a_call_and_its_start_prints_no_warni
 def test_a_failure_names_its_subject_once(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert print_failure("pay-1", text, ExitCode.INCOMPLETE) is ExitCode.INCOMPLETE
     assert capsys.readouterr().err == "tallystick: pay-1: the rows are gone\n"
+    print_failure("pay-1", "EndTxn 'pay-1': gone", ExitCode.FAILED)
+    assert capsys.readouterr().err == "tallystick: EndTxn 'pay-1': gone\n"
