@@ -16,7 +16,7 @@ PLACEHOLDER = "VALUE"
 # Up to the end of the sentence, of the code, or of the line.
 COMMAND = re.compile(r"(?<![\w./-])tallystick( [a-z][^`|\n;]*)")
 # Options that are added to every command that talks to a cluster, when it is run.
-OPTIONS_OF_ALL = {"--bootstrap-server", "--command-config", "--output", "--timeout-ms", "--help"}
+OPTIONS_OF_ALL = {"--bootstrap-server", "--command-config", "--profile", "--output", "--timeout-ms", "--help"}
 OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
@@ -98,7 +98,8 @@ def test_pages_of_the_documentation() -> None:
     ("text", "problem"),
     [
         ("topics create --topic VALUE --partitions 1", None),
-        ("topics create VALUE", "tallystick topics create takes an option here, and no argument"),
+        ("topics create VALUE", None),
+        ("topics list VALUE", "tallystick topics list takes an option here, and no argument"),
         ("topics create --topics VALUE", "tallystick topics create has no option --topics"),
         ("topic create --topic VALUE", "tallystick has no command 'topic'"),
         ("is a broker", None),
