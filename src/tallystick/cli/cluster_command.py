@@ -11,8 +11,8 @@ from typer.core import TyperCommand
 from tallystick.admin.client import Admin
 from tallystick.cli.connection import (
     BootstrapServer,
+    ClusterOptions,
     CommandConfig,
-    Connection,
     ProfileName,
     build_config,
     check_hosts,
@@ -31,15 +31,18 @@ class ClusterTarget:
     """A cluster, and the output format."""
 
     def __init__(
-        self, connection: Connection, output: OutputFormat = OutputFormat.TABLE, timeout_ms: int | None = None
+        self,
+        options: ClusterOptions,
+        output: OutputFormat = OutputFormat.TABLE,
+        timeout_ms: int | None = None,
     ) -> None:
         """Say which cluster; nothing is read before its settings are needed."""
-        self._connection, self.output, self._timeout_ms = connection, output, timeout_ms
+        self._options, self.output, self._timeout_ms = options, output, timeout_ms
 
     @cached_property
     def config(self) -> Mapping[str, object]:
         """Settings of its clients. Raises: BadConfig."""
-        config = build_config(self._connection)
+        config = build_config(self._options)
         if self._timeout_ms is not None:
             limit_calls(config, self._timeout_ms)
         return config
@@ -57,6 +60,7 @@ class ClusterTarget:
 
 def read_shared_options(
     context: typer.Context,
+    *,
     bootstrap_server: BootstrapServer = None,
     command_config: CommandConfig = None,
     profile: ProfileName = None,
@@ -71,8 +75,8 @@ def read_shared_options(
     """Read the options that may stand before or after every subcommand."""
     if context.invoked_subcommand is not None:
         return  # which reads them again, with those that stand behind it
-    connection = Connection(bootstrap_server=bootstrap_server, command_config=command_config, profile=profile)
-    context.obj = ClusterTarget(connection, output, timeout_ms)
+    options = ClusterOptions(bootstrap_server, command_config, profile)
+    context.obj = ClusterTarget(options, output, timeout_ms)
 
 
 class ClusterCommand(TyperCommand):

@@ -1,4 +1,4 @@
-"""What every `--help` has beyond typer's: names for values, and examples at the end; and plain errors."""
+"""Additions to typer's help and errors: names for values, examples at the end, plain words."""
 
 import re
 from typing import Any, Final

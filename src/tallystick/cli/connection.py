@@ -1,4 +1,4 @@
-"""Which cluster a command talks to, and with which settings: the one place that decides it.
+"""The cluster of a command and the settings of its clients: the one place that chooses them.
 
 The first of these that names brokers is taken:
 
@@ -58,7 +58,7 @@ ProfileName = Annotated[
 ]
 
 
-class Connection(Value, kw_only=True):
+class ClusterOptions(Value):
     """The options that say which cluster is meant."""
 
     bootstrap_server: str | None = None
@@ -67,26 +67,26 @@ class Connection(Value, kw_only=True):
 
 
 def build_config(
-    connection: Connection, settings: Mapping[str, str] | None = None, *, serves: bool = False
+    options: ClusterOptions, settings: Mapping[str, str] | None = None, *, serves: bool = False
 ) -> dict[str, object]:
     """Build the client's configuration of the cluster.
 
     Args:
         settings: more settings from the command line, stronger than all others.
         serves: the command runs until it is stopped, so that Kafka's own limits are right.
-    Returns: what names no cluster if nothing does; the client that is built of it says so.
+    Returns: settings without brokers if nothing names any; the client that is built of them says so.
     Raises: BadConfig.
     """
     given: dict[str, object] = {}
-    if connection.command_config is not None:
-        given |= read_settings_file("--command-config", connection.command_config)
-    if connection.bootstrap_server is not None:
-        given[_BOOTSTRAP] = connection.bootstrap_server
+    if options.command_config is not None:
+        given |= read_settings_file("--command-config", options.command_config)
+    if options.bootstrap_server is not None:
+        given[_BOOTSTRAP] = options.bootstrap_server
     given |= settings or {}
     from_environment = os.environ.get(BOOTSTRAP_VARIABLE, "")
     profile = None
-    if connection.profile is not None:
-        profile = find_profile(connection.profile)
+    if options.profile is not None:
+        profile = find_profile(options.profile)
     elif not (_names_cluster(given) or from_environment):
         profile = _use_profile()
     config: dict[str, object] = {"client.id": "tallystick-cli"}

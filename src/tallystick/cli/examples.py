@@ -28,7 +28,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
         "tallystick run flights.toml --explain",
     ),
     "demo": (
-        "tallystick demo",
+        "tallystick demo --quick",
         "tallystick demo --rows 20000 --crash broker",
     ),
     "transactions": (

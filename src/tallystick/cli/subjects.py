@@ -1,4 +1,4 @@
-"""What a command is about: a name as an argument, or as the option that Kafka's tools have for it."""
+"""Names of what a command is about: an argument, or the option that Kafka's tools have for it."""
 
 from collections.abc import Sequence
 

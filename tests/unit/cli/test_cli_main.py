@@ -113,7 +113,7 @@ def test_a_file_in_another_encoding_is_named(
 def test_log_and_error_do_not_say_the_same_twice() -> None:
     """`Log and error never say the same twice`: the log tells the cause, the error that it went on."""
     said_once = _SaidOnce()
-    cause = "127.0.0.1:1: Connection refused"
+    cause = "127.0.0.1:1: ClusterOptions refused"
     error = TimedOut("default.api.timeout.ms", 10_000, "Metadata", cause)
     assert cause in said_once.format_error(error)
     record = logging.LogRecord("", logging.WARNING, "", 1, "%s: trying again", (cause,), None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tallystick.cli.connection import PATIENCE_MS, Connection, build_config, check_hosts
+from tallystick.cli.connection import PATIENCE_MS, ClusterOptions, build_config, check_hosts
 from tallystick.cli.main import main
 from tallystick.cli.profiles import Profile, Profiles, write_profiles
 from tallystick.kernel.settings import BadConfig
@@ -30,7 +30,7 @@ def profiles() -> Profiles:
 
 
 def build(**options: Any) -> dict[str, object]:
-    return build_config(Connection(**options))
+    return build_config(ClusterOptions(**options))
 
 
 def test_the_profile_in_use_is_the_last_resort(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_a_login_goes_to_no_cluster_that_was_named_in_another_way(
 ) -> None:
     assert build()["sasl.password"] == "s3cret"
     assert "sasl.password" not in build(bootstrap_server="option:1")
-    assert "sasl.password" not in build_config(Connection(), {SERVERS: "setting:1"})
+    assert "sasl.password" not in build_config(ClusterOptions(), {SERVERS: "setting:1"})
     file = tmp_path / "client.properties"
     file.write_text("metadata.broker.list=file:1\n")  # librdkafka's name
     assert "sasl.password" not in build(command_config=file)
@@ -87,9 +87,9 @@ def test_an_unknown_profile_names_those_that_there_are() -> None:
 def test_a_person_waits_for_ten_seconds() -> None:
     """`10 s by default for a person's command`, unless a setting says otherwise."""
     assert {name: build()[name] for name in LIMITS} == dict.fromkeys(LIMITS, PATIENCE_MS)
-    assert not LIMITS & build_config(Connection(), serves=True).keys()
+    assert not LIMITS & build_config(ClusterOptions(), serves=True).keys()
     for name in ("max.block.ms", "socket.timeout.ms"):  # the latter is librdkafka's name
-        config = build_config(Connection(), {name: "60000"})
+        config = build_config(ClusterOptions(), {name: "60000"})
         assert not (LIMITS - {name}) & config.keys()
 
 

@@ -106,7 +106,7 @@ def test_a_damaged_file_is_named(text: str, config_home: Path) -> None:
         read_profiles()
 
 
-def test_a_damaged_file_keeps_nobody_from_naming_a_cluster(
+def test_a_damaged_file_is_not_read_for_a_cluster_that_is_named(
     config_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config_home.mkdir()

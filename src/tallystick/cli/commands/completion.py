@@ -1,4 +1,4 @@
-"""`tallystick completion`: prints what makes a shell complete commands and options."""
+"""`tallystick completion`: prints a script that makes a shell complete commands and options."""
 
 from enum import StrEnum
 from typing import Annotated

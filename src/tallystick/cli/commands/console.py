@@ -13,7 +13,13 @@ import typer
 from tallystick import _lazy
 from tallystick import console as consoles
 from tallystick.cli.cluster_command import select_role_settings
-from tallystick.cli.connection import BootstrapServer, CommandConfig, Connection, ProfileName, build_config
+from tallystick.cli.connection import (
+    BootstrapServer,
+    ClusterOptions,
+    CommandConfig,
+    ProfileName,
+    build_config,
+)
 from tallystick.console.actions.config import ActionConfig
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.model.health import Limits
@@ -86,8 +92,7 @@ def console(
 
     Changes nothing without --allow-actions.
     """
-    connection = Connection(bootstrap_server=bootstrap_server, command_config=command_config, profile=profile)
-    settings = build_config(connection, serves=True)
+    settings = build_config(ClusterOptions(bootstrap_server, command_config, profile), serves=True)
     client = select_role_settings("admin", settings)
     host, port = parse_listen(listen)
     options = ListenOptions(

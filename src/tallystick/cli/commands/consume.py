@@ -19,8 +19,8 @@ from tallystick.admin.start_offsets import (
 from tallystick.cli.cluster_command import select_role_settings
 from tallystick.cli.connection import (
     BootstrapServer,
+    ClusterOptions,
     CommandConfig,
-    Connection,
     ProfileName,
     build_config,
     check_hosts,
@@ -100,8 +100,10 @@ def consume(
         raise typer.BadParameter("--partition, --offset and --timestamp cannot be combined with --group")
     if sum(place is not None for place in places[1:]) > 1:
         raise typer.BadParameter("give one of --offset, --timestamp and --from-beginning")
-    connection = Connection(bootstrap_server=bootstrap_server, command_config=command_config, profile=profile)
-    config = build_config(connection, parse_named_values(setting or (), "--config"))
+    config = build_config(
+        ClusterOptions(bootstrap_server, command_config, profile),
+        parse_named_values(setting or (), "--config"),
+    )
     check_hosts(config)
     if isolation is not None:
         config["isolation.level"] = isolation.value

@@ -16,7 +16,13 @@ from tallystick.admin.doctor.facts import ClientPlan, DoctorFacts, Resource
 from tallystick.admin.doctor.gather import Doctor
 from tallystick.admin.doctor.roles import Role
 from tallystick.cli.cluster_command import select_role_settings
-from tallystick.cli.connection import BootstrapServer, CommandConfig, Connection, ProfileName, build_config
+from tallystick.cli.connection import (
+    BootstrapServer,
+    ClusterOptions,
+    CommandConfig,
+    ProfileName,
+    build_config,
+)
 from tallystick.cli.exits import ExitCode
 from tallystick.cli.tables import OutputFormat, print_rows
 from tallystick.cli.terminal_text import make_printable
@@ -62,8 +68,7 @@ def doctor(
 
     Changes nothing. Exit codes: 0 all is there, 1 something is missing, 4 something could not be learned.
     """
-    connection = Connection(bootstrap_server=bootstrap_server, command_config=command_config, profile=profile)
-    config = build_config(connection)
+    config = build_config(ClusterOptions(bootstrap_server, command_config, profile))
     plan = _read_plan(config)
     settings = AdminConfig.parse(select_role_settings("admin", config | CONNECTION_LIMITS))
     named = (

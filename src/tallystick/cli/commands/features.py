@@ -60,10 +60,10 @@ def downgrade(
 
 
 def _parse_levels(texts: Sequence[str]) -> dict[str, int]:
-    levels = parse_named_values(texts, "--feature")
+    levels = parse_named_values(texts, "level")
     for name, level in levels.items():
         if not (level.isascii() and level.isdecimal() and int(level) <= INT16_MAX):
-            raise typer.BadParameter(f"--feature {name}={level}: is not a level, 0 to {INT16_MAX}")
+            raise typer.BadParameter(f"level {name}={level}: is not a level, 0 to {INT16_MAX}")
     return {name: int(level) for name, level in levels.items()}
 
 

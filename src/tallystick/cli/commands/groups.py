@@ -85,14 +85,14 @@ def describe(context: typer.Context, groups: Groups = None, *, group: GroupsOpti
         descriptions, offsets = admin.describe_groups(names), admin.describe_group_offsets(names)
         failures |= {**descriptions.failures, **offsets.failures}
         known = [name for name in names if name in descriptions.found and name in offsets.found]
-        shown = [_DescribedGroup(name, descriptions.found[name], offsets.found[name]) for name in known]
+        details = [_DescribedGroup(name, descriptions.found[name], offsets.found[name]) for name in known]
         ends = admin.list_offsets(
-            dict.fromkeys(sorted({p for each in shown for p in each.partitions}), LATEST)
+            dict.fromkeys(sorted({p for each in details for p in each.partitions}), LATEST)
         )
     failures |= {str(partition): why for partition, why in ends.failures.items()}
-    rows = [row for each in shown for row in each.format_rows(ends.found)]
+    rows = [row for each in details for row in each.format_rows(ends.found)]
     at.print_rows(_DESCRIBE_COLUMNS, rows, failed=bool(failures))
-    for each in shown:
+    for each in details:
         for partition in sorted(each.offsets.pending):
             typer.echo(f"{each.name} {partition}: {HELD_OFFSET_TEXT}", err=True)
     is_missing = bool(descriptions.failures or offsets.failures)

@@ -16,8 +16,8 @@ from tallystick.admin.txn.completion import check_unused
 from tallystick.cli.cluster_command import select_role_settings
 from tallystick.cli.connection import (
     BootstrapServer,
+    ClusterOptions,
     CommandConfig,
-    Connection,
     ProfileName,
     build_config,
     check_hosts,
@@ -108,12 +108,11 @@ def produce(
     cannot be written abort. Such a transaction must end within transaction.timeout.ms (--config), also while
     lines are typed, except in mode 2pc.
     """
-    name = choose_name(context, topic, topic_option, "TOPIC")
     if (prepare_only or mode or force) and transactional_id is None:
         raise typer.BadParameter("--prepare-only, --mode and --force need --transactional-id")
     headers = parse_named_pairs(header or (), "--header")
     to = Destination(
-        topic=name,
+        topic=choose_name(context, topic, topic_option, "TOPIC"),
         partition=partition,
         headers=tuple((name, value.encode()) for name, value in headers),
         sync=sync,
@@ -121,27 +120,20 @@ def produce(
     if key_separator is not None and (form is LineFormat.JSON or not key_separator):
         raise typer.BadParameter("--key-separator needs --format text, and a text that is not empty")
     lines = JsonLines() if form is LineFormat.JSON else TextLines(key_separator)
-    connection = Connection(bootstrap_server=bootstrap_server, command_config=command_config, profile=profile)
     packed = {} if compression is None else {"compression.type": compression.value}
     own = packed | parse_named_values(setting or (), "--config") | _timeout_settings(timeout_ms)
-    shared = build_config(connection, own)
+    shared = build_config(ClusterOptions(bootstrap_server, command_config, profile), own)
     check_hosts(shared)
-    # What is for other clients is left out, unless it was asked for here.
     config = select_role_settings("producer", shared) | own
     if transactional_id is None:
         raise typer.Exit(_send_lines(config, to, lines))
-    transaction = _TransactionOptions(
-        name=transactional_id,
-        config={**add_modes(config, mode or (), prepare_only), "transactional.id": transactional_id},
-        admin=select_role_settings("admin", shared),
-        prepare=prepare_only,
-        force=force,
-    )
+    config = {**add_modes(config, mode or (), prepare_only), "transactional.id": transactional_id}
+    admin = select_role_settings("admin", shared)
+    transaction = _TransactionOptions(config=config, admin=admin, prepare=prepare_only, force=force)
     raise typer.Exit(_send_in_transaction(transaction, to, lines))
 
 
 class _TransactionOptions(Value, kw_only=True):
-    name: str
     config: dict[str, object]
     admin: dict[str, object]
     prepare: bool
@@ -189,7 +181,7 @@ def _send_lines(config: dict[str, object], to: Destination, form: RecordLines) -
 
 
 def _send_in_transaction(transaction: _TransactionOptions, to: Destination, form: RecordLines) -> ExitCode:
-    config, name = transaction.config, transaction.name
+    config, name = transaction.config, str(transaction.config["transactional.id"])
     with Producer(config) as producer:
         if not transaction.force:
             with Admin(transaction.admin) as admin:

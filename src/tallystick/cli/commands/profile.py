@@ -23,7 +23,7 @@ Output = Annotated[OutputFormat, typer.Option("--output", help="For people or fo
 
 
 @app.callback()
-def profile() -> None:
+def profile_commands() -> None:
     """Name clusters and their settings, and choose the one that commands use."""
 
 
@@ -98,13 +98,13 @@ def show(
 ) -> None:
     """Show a profile's settings, but no passwords; without a NAME those of the one in use."""
     profiles = read_profiles()
-    chosen = name or profiles.in_use
-    if chosen is None:
+    wanted = name or profiles.in_use
+    if wanted is None:
         raise BadConfig("no profile is in use: tallystick profile use NAME")
-    shown = profiles.find(chosen)
-    settings = {"command-config": shown.command_config} if shown.command_config is not None else {}
+    profile = profiles.find(wanted)
+    settings = {"command-config": profile.command_config} if profile.command_config is not None else {}
     rows: list[Row] = [
-        {"Name": key, "Value": str(value)} for key, value in {**settings, **shown.settings}.items()
+        {"Name": key, "Value": str(value)} for key, value in {**settings, **profile.settings}.items()
     ]
     print_rows(("Name", "Value"), rows, output)
 

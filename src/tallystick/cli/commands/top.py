@@ -22,7 +22,13 @@ from tallystick.cli.commands.console import (
     configure_actions,
     list_action_problems,
 )
-from tallystick.cli.connection import BootstrapServer, CommandConfig, Connection, ProfileName, build_config
+from tallystick.cli.connection import (
+    BootstrapServer,
+    ClusterOptions,
+    CommandConfig,
+    ProfileName,
+    build_config,
+)
 from tallystick.cli.exits import ExitCode, interruptible
 from tallystick.console.actions.config import ActionConfig
 from tallystick.console.collect.collector import Collector
@@ -70,8 +76,7 @@ def top(
 
     Changes nothing without --allow-actions.
     """
-    connection = Connection(bootstrap_server=bootstrap_server, command_config=command_config, profile=profile)
-    settings = build_config(connection, serves=not once)
+    settings = build_config(ClusterOptions(bootstrap_server, command_config, profile), serves=not once)
     problems = list_action_problems(audit_log, allow_actions=allow_actions)
     if once and allow_actions:
         problems.append("--allow-actions: not with --once, which only looks")

@@ -149,7 +149,7 @@ def delete_records(
     """
     at: ClusterTarget = context.obj
     chosen = choose_name(context, topic, topic_option, "TOPIC[:P,P]", rest="--before-offset OFFSET")
-    ((name, numbers),) = parse_partitions([chosen], "TOPIC").items()
+    ((name, numbers),) = parse_partitions([chosen], "topic").items()
     with at.open_admin() as admin:
         partitions = list_partitions(admin, [name], numbers)
         records = "every record" if before_offset < 0 else f"what is before offset {before_offset}"
