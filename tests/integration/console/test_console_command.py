@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,13 +13,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
+from tests.support.certificates import format_certificate, format_key, make_key_pair
 from tests.support.console_operator import read_form
 
 from tallystick import Producer
 from tallystick.admin.client import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.cli.main import main
-from tallystick.testing import EmbeddedBroker
+from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.server]
 
@@ -38,6 +41,7 @@ class Running:
     """A console: its address, and after its end what it has written since it was announced."""
 
     address: str
+    process: subprocess.Popen[str]
     log: str = ""
 
 
@@ -52,7 +56,7 @@ def run_console(broker: EmbeddedBroker, *options: str) -> Iterator[Running]:
             line = process.stderr.readline()
             announced = re.search(r"The console is at (\S+)/", line)
             assert announced is not None, line
-            running = Running(announced[1])
+            running = Running(announced[1], process)
             yield running
         finally:
             process.send_signal(signal.SIGINT)
@@ -94,6 +98,35 @@ def test_a_console_that_was_not_told_to_has_no_such_address(broker: EmbeddedBrok
     ):
         assert client.get(f"/actions/force-terminate/{NAME}").status_code == 404
         assert client.post(f"/run/force-terminate/{NAME}").status_code == 404
+
+
+@pytest.mark.slow
+def test_sighup_takes_a_new_certificate_keeps_the_old_for_a_bad_one_and_kills_nothing(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    pem = tmp_path / "console.pem"
+
+    def write_certificate() -> bytes:
+        key, certificate = make_key_pair()
+        pem.write_text(format_key(key) + format_certificate(certificate))
+        return certificate.public_bytes(Encoding.DER)
+
+    def show_certificate(address: str) -> bytes:
+        host, _, port = address.removeprefix("https://").rpartition(":")
+        return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port))))
+
+    first = write_certificate()
+    with run_console(broker, "--certificate", str(pem)) as console:
+        assert show_certificate(console.address) == first
+        second = write_certificate()
+        console.process.send_signal(signal.SIGHUP)
+        eventually(lambda: show_certificate(console.address) == second)
+        pem.write_text("no certificate")
+        console.process.send_signal(signal.SIGHUP)
+        assert console.process.stderr is not None
+        line = console.process.stderr.readline()
+        assert line.startswith(f"SIGHUP: the certificate before stays in use: {pem}: ")
+        assert show_certificate(console.address) == second
 
 
 @pytest.mark.parametrize(

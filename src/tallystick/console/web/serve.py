@@ -1,8 +1,12 @@
 """Serves the console, as a program of its own or in a thread: feeds its pages, and stops in order."""
 
 import asyncio
+import logging
+import signal
 import socket
+import ssl
 import threading
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -22,6 +26,8 @@ from tallystick.console.web.app import REQUEST_BYTES_MAX, WebOptions, create_app
 from tallystick.console.web.listen import ListenOptions, format_address, open_listener
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.value import Value
+
+_log = logging.getLogger("tallystick.console")
 
 STOP_SECONDS_MAX: Final = 2
 """Seconds that open streams have to end when the console stops."""
@@ -90,6 +96,8 @@ async def serve(
         ssl_keyfile=options.key,
     )
     server = ConsoleServer(config, feed)
+    with suppress(ValueError, RuntimeError):  # not the main thread: the signal is the program's around it
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload_certificate, config, options)
     feeding = asyncio.create_task(_feed(source, feed))
     # Without a collector there is nothing to show: its failure ends the console.
     feeding.add_done_callback(lambda _: setattr(server, "should_exit", True))
@@ -101,6 +109,24 @@ async def serve(
         listener.close()
     if not feeding.cancelled() and (failure := feeding.exception()) is not None:
         raise failure
+
+
+def _reload_certificate(config: uvicorn.Config, options: ListenOptions) -> None:
+    """Show new connections the certificate of changed files; one that cannot be used changes nothing.
+
+    SIGHUP calls it, and ends nothing; credentials are read again by themselves.
+    """
+    if options.certificate is None or config.ssl is None:
+        _log.info("SIGHUP: there is no certificate to read again")
+        return
+    try:
+        # OpenSSL would take a certificate, and then refuse a key that is not its own: tried on another one.
+        for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config.ssl):
+            context.load_cert_chain(options.certificate, options.key, password="")  # never asked for
+    except OSError as exc:
+        _log.error("SIGHUP: the certificate before stays in use: %s: %s", options.certificate, exc)
+        return
+    _log.info("SIGHUP: the certificate of %s is in use", options.certificate)
 
 
 async def _feed(source: SnapshotSource, feed: StateFeed) -> None:
