@@ -149,8 +149,10 @@ def test_a_full_disk_fails_one_change_and_not_those_after_it(tmp_path: Path) -> 
     store.close()
 
 
-def test_a_file_of_format_1_is_upgraded_and_keeps_what_it_has(tmp_path: Path) -> None:
-    """docs/formats/metadata.md: one step for each earlier format."""
+def test_a_file_of_format_1_is_upgraded_and_keeps_what_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """docs/formats/metadata.md: one step for each earlier format, and "one line at the start" says so."""
     script = (Path(__file__).parents[2] / "vectors/metadata/format-1.sql").read_text()
     with closing(sqlite3.connect(tmp_path / "m")) as db:
         db.executescript(script)
@@ -162,6 +164,9 @@ def test_a_file_of_format_1_is_upgraded_and_keeps_what_it_has(tmp_path: Path) ->
             ("orders", 3, {"retention.ms": "5"})
         ]
         assert store.load_broker_configs() == {"": {"message.max.bytes": "8"}}
+        assert caplog.messages == [
+            f"{tmp_path / 'm'}: format 1 raised to 3: older versions cannot read it from now on"
+        ]
         assert store.load_acls() == []
         assert store.load_scram_credentials() == {}
         store.close()

@@ -8,6 +8,7 @@ the store has answered [MET-1].
 Source: docs/adr/0011-metadata-in-sqlite.md.
 """
 
+import logging
 import os
 import sqlite3
 import stat
@@ -27,6 +28,8 @@ from tallystick.kernel.ids import INT64_MAX, ProducerId
 from tallystick.kernel.value import Value
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 from tallystick.security.sasl.scram import ScramCredential
+
+_log = logging.getLogger("tallystick.broker")
 
 T = TypeVar("T")
 
@@ -152,6 +155,12 @@ class MetadataStore:
         elif stored_format < _FORMAT:
             with self._transaction():
                 self._upgrade(stored_format)
+            _log.warning(
+                "%s: format %d raised to %d: older versions cannot read it from now on",
+                self._path,
+                stored_format,
+                _FORMAT,
+            )
         if self._get(_DECOY_SECRET) is None:
             with self._transaction():
                 self._set(_DECOY_SECRET, token_hex(_DECOY_SECRET_BYTES))
