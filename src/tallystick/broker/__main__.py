@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 
-from tallystick.broker.serve import Service, run
+from tallystick.broker.serve import Hooks, Service, run
 from tallystick.broker.server.start_checks import parse_config
 from tallystick.kernel.errors import TallystickError
 
@@ -27,7 +27,7 @@ def main() -> int:
         print(json.dumps(answer), flush=True)
 
     try:
-        return run(parse_config(settings), ready)
+        return run(parse_config(settings), Hooks(ready=ready))
     except (TallystickError, OSError) as exc:
         print(json.dumps({"error": str(exc)}), flush=True)
         return 1

@@ -19,7 +19,7 @@ from tallystick.broker.authorizer.acl_index import AclSettings
 from tallystick.broker.authorizer.authorizer import ALLOW_ALL, Authorizer
 from tallystick.broker.authorizer.standard_authorizer import StandardAuthorizer
 from tallystick.broker.config.broker_config import BrokerConfig, list_ineffective
-from tallystick.broker.config.dynamic_config import build_effective_config
+from tallystick.broker.config.dynamic_config import RereadConfig, build_effective_config, merge_reread
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.setting_texts import is_secret
 from tallystick.broker.coordinator.topics import (
@@ -251,6 +251,9 @@ class Broker:
 
     def _build_effective_config(self, dynamic: Mapping[str, Mapping[str, str]]) -> BrokerConfig:
         config, _ = build_effective_config(self.static_config, dynamic)
+        return self._limit_partitions(config)
+
+    def _limit_partitions(self, config: BrokerConfig) -> BrokerConfig:
         return replace(config, max_partitions=min(config.max_partitions, self.descriptors.partitions_max))
 
     def check_dynamic_configs(self, broker: str, configs: Mapping[str, str]) -> BrokerConfig:
@@ -298,13 +301,31 @@ class Broker:
                     return self._reject_failed_change(exc)
                 self._dynamic_configs[broker] = configs
                 self._warn_of_ineffective(name for name in touched if name in configs)
-                self.config = config
-                use_change()
-                self.data_directory.reconfigure(config)
-                self.topic_controller.reconfigure(config)
-                for tell in self.config_listeners:
-                    tell(config)
+                self._use_config(config, use_change)
                 return None
+
+    async def take_reread_config(self, read: BrokerConfig) -> RereadConfig:
+        """Change what can be changed now of a configuration that was read again; return what that is.
+
+        Settings that were changed at run time stay stronger. Raises: BadConfig; nothing has changed then.
+        """
+        async with self._alter_lock:
+            reread = merge_reread(self.static_config, read)
+            config, _ = build_effective_config(reread.static, self._dynamic_configs)
+            config = self._limit_partitions(config)
+            use_change = await self.prepare_change(config, reread.changed)
+            async with self.topic_controller.hold_topics(config):
+                self.static_config = reread.static
+                self._use_config(config, use_change)
+        return reread
+
+    def _use_config(self, config: BrokerConfig, use_change: Callable[[], None]) -> None:
+        self.config = config
+        use_change()
+        self.data_directory.reconfigure(config)
+        self.topic_controller.reconfigure(config)
+        for tell in self.config_listeners:
+            tell(config)
 
     def _warn_of_ineffective(self, names: Iterable[str]) -> None:
         unused = list_ineffective(names)

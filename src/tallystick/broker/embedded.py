@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tallystick.broker.config.broker_config import BrokerConfig
-from tallystick.broker.serve import Service, serve
+from tallystick.broker.serve import Hooks, Service, serve
 from tallystick.kernel.check import require
 from tallystick.kernel.errors import TallystickError
 
@@ -215,7 +215,7 @@ class _ThreadBroker:
     def _run(self) -> None:
         failure: BaseException = TallystickError("the broker process ended without an error message")
         try:
-            self._exit_code = asyncio.run(serve(self._config, self._on_started))
+            self._exit_code = asyncio.run(serve(self._config, Hooks(ready=self._on_started)))
         except Exception as exc:
             failure = exc
         finally:

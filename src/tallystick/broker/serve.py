@@ -10,21 +10,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from msgspec import field
+
 from tallystick import __version__, _lazy
 from tallystick.broker.authorizer.standard_authorizer import StandardAuthorizer
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
-from tallystick.broker.config.dynamic_config import build_effective_config
+from tallystick.broker.config.dynamic_config import RereadConfig, build_effective_config
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.listeners import Listener
 from tallystick.broker.config.metrics_listener import METRICS
 from tallystick.broker.forget_config import REMEDY
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.handlers.dispatch import RequestDispatcher
+from tallystick.broker.hangup import HangupWatch, reread_all
 from tallystick.broker.metadata.scram_credentials import CredentialChange
 from tallystick.broker.metadata.store import FILE_NAME, peek_broker_configs
 from tallystick.broker.metrics.broker_metrics import GaugeSources, read_gauges
 from tallystick.broker.metrics.http import MetricsServer
+from tallystick.broker.notify import READY, STOPPING, Notifier
 from tallystick.broker.partitions.descriptors import DescriptorBudget
 from tallystick.broker.partitions.log_cleaner import count_held_back_bytes
 from tallystick.broker.partitions.partition import Partition
@@ -34,7 +38,7 @@ from tallystick.broker.server.server import Server
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.limits import MIB
 from tallystick.kernel.settings import BadConfig, collect_problems
-from tallystick.kernel.value import replace
+from tallystick.kernel.value import Value, replace
 from tallystick.security.sasl.scram import SCRAM_MECHANISMS
 from tallystick.storage.disk.fs import StorageFailure
 
@@ -52,6 +56,8 @@ RETAINED_BYTES: Final = 32 * MIB
 # Source: glibc malloc.h. Setting either disables glibc's own adjustment of both, so both are set.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
+# Exit code: another start would end the same way, before a person has looked at the disk or the files.
+MUST_BE_LOOKED_AT: Final = 3
 # How long a stop waits for pending answers before it closes their connections.
 STOP_TIMEOUT_S: Final = 10.0
 # Open files: one per partition, one per connection, and a few hundred more.
@@ -170,6 +176,17 @@ class Service:
         await self._server.stop(STOP_TIMEOUT_S)
         await self.broker.stop()
 
+    async def refresh_files(self) -> None:
+        """Put changed keys, certificates and credentials in use now; what cannot be used is logged."""
+        for port in self._server.ports:
+            await port.refresh_files()
+        if self._metrics is not None:
+            await self._metrics.refresh_files()
+
+    async def take_reread_config(self, read: BrokerConfig) -> RereadConfig:
+        """Change what a running broker can of a configuration that was read again. Raises: BadConfig."""
+        return await self.broker.take_reread_config(read)
+
     def describe(self) -> str:
         """Return the one line that a start prints."""
         broker = self.broker
@@ -263,44 +280,56 @@ def _resolve_addresses(
     return addresses
 
 
-async def serve(
-    config: BrokerConfig, ready: Callable[[Service], None], users: Sequence[CredentialChange] = ()
-) -> int:
+class Hooks(Value, kw_only=True):
+    """How the program around a broker takes part.
+
+    ready        called when clients are served
+    users        SCRAM credentials to set at the start
+    read_config  at SIGHUP: returns the configuration as a start would read it; blocking
+    notifier     tells systemd
+    """
+
+    ready: Callable[[Service], None]
+    users: Sequence[CredentialChange] = ()
+    read_config: Callable[[], BrokerConfig] | None = None
+    notifier: Notifier = field(default_factory=Notifier)
+
+
+async def serve(config: BrokerConfig, hooks: Hooks) -> int:
     """Run a broker until its `stop_requested` is set, a signal arrives, or the disk fails.
 
-    Args:
-        users: SCRAM credentials to set at the start.
-
     Returns:
-        The process's exit code: 0, or 1 when the disk failed.
+        The process's exit code: 0, or 3 when the disk failed.
     """
-    service = Service(config, users)
+    hangups = HangupWatch()
+    service = Service(config, hooks.users)
     await service.start()
     loop = asyncio.get_running_loop()
     with suppress(ValueError, RuntimeError):  # not the main thread: the embedding program stops it
-        # SIGHUP comes when a terminal is closed, unless `nohup` has it ignored.
-        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-        for number in (signal.SIGTERM, signal.SIGINT, *hangup):
+        for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, service.stop_requested.set)
-    ready(service)
+    hooks.ready(service)
+    hooks.notifier.send(READY, f"STATUS=cluster {service.broker.cluster_id}, at {service.broker.address}")
+    rereading = asyncio.ensure_future(
+        hangups.run(lambda: reread_all(service, hooks.read_config, hooks.notifier))
+    )
     reasons = (service.stop_requested, service.broker.failed_event)
     ends = [asyncio.ensure_future(reason.wait()) for reason in reasons]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    for end in ends:
-        end.cancel()
+    hooks.notifier.send(STOPPING)
+    for task in (*ends, rereading):
+        task.cancel()
     await service.stop()
     _log.info("stopped")
-    return 1 if service.broker.failure is not None else 0
+    return MUST_BE_LOOKED_AT if service.broker.failure is not None else 0
 
 
-def run(
-    config: BrokerConfig, ready: Callable[[Service], None], users: Sequence[CredentialChange] = ()
-) -> int:
+def run(config: BrokerConfig, hooks: Hooks) -> int:
     """Run `serve` on its own loop, on uvloop where it is installed and allowed."""
     _raise_open_files_limit()
     keep_freed_memory()
     with asyncio.Runner(loop_factory=_uvloop_factory if config.event_loop == "auto" else None) as runner:
-        return runner.run(serve(config, ready, users))
+        return runner.run(serve(config, hooks))
 
 
 def _make_descriptor_budget() -> DescriptorBudget:

@@ -1,4 +1,4 @@
-"""Files with secrets that other users of the machine may read: a warning, because they work all the same."""
+"""Files and folders that other users of the machine may read: a warning, because they work all the same."""
 
 import logging
 import os
@@ -15,15 +15,36 @@ def warn_of_readers(source: str, path: str | os.PathLike[str]) -> None:
     Args:
         source: the setting or option that names the file.
     """
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return
+    mode = _get_mode(path)
     if mode & stat.S_IRWXO:
         _log.warning(
             "%s %s: other users of this machine may read or change it, mode %04o: chmod 600 it, and choose "
             "another secret if they are not trusted",
             source,
             os.fspath(path),
-            stat.S_IMODE(mode),
+            mode,
         )
+
+
+def warn_of_visitors(source: str, path: str | os.PathLike[str]) -> None:
+    """Log a warning if users outside a folder's group may look into it.
+
+    Args:
+        source: the setting that names it.
+    """
+    mode = _get_mode(path)
+    if mode & stat.S_IRWXO:
+        _log.warning(
+            "%s %s: other users of this machine may look for records in it, mode %04o: chmod 750 it",
+            source,
+            os.fspath(path),
+            mode,
+        )
+
+
+def _get_mode(path: str | os.PathLike[str]) -> int:
+    """Return the permissions, none of a missing path."""
+    try:
+        return stat.S_IMODE(os.stat(path).st_mode)
+    except OSError:
+        return 0

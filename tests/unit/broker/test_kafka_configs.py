@@ -41,6 +41,8 @@ NOT_KAFKAS = {
     "event.loop",
     "flush.policy",
     "log.reserve.bytes",
+    "logging.format",
+    "logging.level",
     "max.partitions",
     "metrics.auth.password.file",
     "metrics.auth.token.file",

@@ -1,11 +1,10 @@
 """A warning for each file with a secret that other users of the machine may read."""
 
-import argparse
 from pathlib import Path
 
 import pytest
 
-from tallystick.cli.commands.broker import _merge_settings
+from tallystick.cli.commands import broker
 from tallystick.cli.scram_text import parse_scram_argument
 from tallystick.security.secret_files import warn_of_readers
 from tallystick.security.tls.settings import TlsSettings
@@ -56,9 +55,7 @@ def test_settings_with_users_of_plain_are_warned_of(
     text: str, count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = write(tmp_path / "server.properties", text, 0o644)
-    _merge_settings(
-        argparse.Namespace(config=str(file), option=[], data_dir=None, listen=None, advertise=None)
-    )
+    assert broker.main(["--config", str(file)]) == 2  # no log.dirs
     assert [message.startswith(f"--config {file}: other users") for message in caplog.messages] == [
         True
     ] * count

@@ -37,6 +37,7 @@ from tallystick.broker.config.topic_config import (
 )
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT, MIB
+from tallystick.kernel.log_lines import DEFAULT_FORMAT, DEFAULT_LEVEL, LOG_FORMATS, LOG_LEVELS
 from tallystick.kernel.settings import (
     BadConfig,
     Setting,
@@ -160,6 +161,14 @@ class BrokerConfig:
     )
     event_loop: str = setting(
         "auto", "`auto` uses uvloop if it is installed. Not Kafka's.", choices=("auto", "asyncio")
+    )
+    logging_level: str = setting(
+        DEFAULT_LEVEL, "What `tallystick broker` logs. Not Kafka's.", choices=LOG_LEVELS, dynamic=True
+    )
+    logging_format: str = setting(
+        DEFAULT_FORMAT,
+        "Form of that log: lines of text, or one JSON object a line. Not Kafka's.",
+        choices=LOG_FORMATS,
     )
 
     # ------------------------------------------------------------------------- topics

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, BrokerConfig
-from tallystick.broker.config.kafka_names import CHANGEABLE_INEFFECTIVE_SETTINGS
+from tallystick.broker.config.kafka_names import CHANGEABLE_INEFFECTIVE_SETTINGS, INEFFECTIVE_SETTINGS
 from tallystick.broker.config.listeners import (
     JAAS,
     LISTENER_PREFIX,
@@ -19,7 +19,7 @@ from tallystick.broker.config.listeners import (
 )
 from tallystick.broker.config.metrics_listener import METRICS_PREFIX, find_metrics_setting
 from tallystick.kernel.settings import Setting, SettingType, list_settings
-from tallystick.kernel.value import replace
+from tallystick.kernel.value import Value, replace
 from tallystick.security.tls.settings import TlsSettings
 
 # Source: SslConfigs.RECONFIGURABLE_CONFIGS; the two of a key in files of their own are not Java's.
@@ -146,3 +146,41 @@ def build_effective_config(
             else:
                 orphans.append(name)
     return BrokerConfig.parse(texts), orphans
+
+
+class RereadConfig(Value, kw_only=True):
+    """A configuration that was read again while the broker runs.
+
+    static    the running one, with those of its changes that can be made now
+    changed   names of these
+    waiting   names of the others, which wait for a restart
+    """
+
+    static: BrokerConfig
+    changed: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+def merge_reread(running: BrokerConfig, read: BrokerConfig) -> RereadConfig:
+    """Return the running configuration with what another one changes and a running broker can change.
+
+    That is what AlterConfigs may change, keys of all listeners among it. Raises: BadConfig.
+    """
+    texts, others = dict(running.originals), read.originals
+    differing = sorted(name for name in texts.keys() | others.keys() if texts.get(name) != others.get(name))
+    changed = [name for name in differing if _is_changeable(name)]
+    for name in changed:
+        if name in others:
+            texts[name] = others[name]
+        else:
+            del texts[name]
+    return RereadConfig(
+        static=BrokerConfig.parse(texts),
+        changed=tuple(changed),
+        waiting=tuple(name for name in differing if name not in changed and name not in INEFFECTIVE_SETTINGS),
+    )
+
+
+def _is_changeable(name: str) -> bool:
+    declared = find_setting(name)
+    return name in RECONFIGURABLE_SETTINGS or (declared is not None and declared.dynamic)

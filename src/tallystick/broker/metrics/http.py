@@ -104,6 +104,11 @@ class MetricsServer:
             await asyncio.sleep(self._reload_interval_s)
             await asyncio.to_thread(self._credentials.refresh)
 
+    async def refresh_files(self) -> None:
+        """Look for changed keys and credentials now, and not at the next interval."""
+        await self._port.refresh_files()
+        await asyncio.to_thread(self._credentials.refresh)
+
     @property
     def tls_states(self) -> list[TlsListenerState]:
         """The state of its listener, if that has TLS."""

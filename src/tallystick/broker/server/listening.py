@@ -85,6 +85,10 @@ class ListeningPort(Protocol):
         """Load the keys of changed settings; return what puts them in use. Raises: BadConfig."""
         ...
 
+    async def refresh_files(self) -> None:
+        """Look for changed files of keys now, and not at the next interval."""
+        ...
+
     def close(self) -> None:
         """Accept no more."""
         ...
@@ -214,6 +218,9 @@ class PlainPort:
             )
         return _keep
 
+    async def refresh_files(self) -> None:
+        """Do nothing: there are none."""
+
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
@@ -309,7 +316,10 @@ class TlsPort:
         interval_s = self._listener.settings.ssl_reload_interval_ms / 1000
         while True:
             await asyncio.sleep(interval_s)
-            await asyncio.to_thread(self.context.refresh)
+            await self.refresh_files()
+
+    async def refresh_files(self) -> None:
+        await asyncio.to_thread(self.context.refresh)
 
     async def _accept(self, listening: socket.socket) -> None:
         while True:

@@ -15,6 +15,10 @@ from tallystick.kernel.errors import TallystickError
 
 Buffer = bytes | bytearray | memoryview
 
+# Records are nobody's but the broker's and its group's, whatever the umask of the shell that starts it.
+_FILE_MODE: Final = 0o640
+_FOLDER_MODE: Final = 0o750
+
 
 class StorageFailure(TallystickError):
     """A disk operation failed. Attributes: path, reason."""
@@ -310,7 +314,7 @@ class RealFileSystem:
 
     def open_append(self, path: str) -> RealFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        return RealFile(path, self._sys.open(path, flags, 0o644), self._sys)
+        return RealFile(path, self._sys.open(path, flags, _FILE_MODE), self._sys)
 
     def open_read(self, path: str) -> RealFile:
         return RealFile(path, self._sys.open(path, os.O_RDONLY | os.O_CLOEXEC, 0), self._sys)
@@ -336,7 +340,7 @@ class RealFileSystem:
         if parent and not os.path.isdir(parent):
             self.mkdir(parent)
         try:
-            self._sys.mkdir(path, 0o755)
+            self._sys.mkdir(path, _FOLDER_MODE)
         except FileExistsError:
             if not os.path.isdir(path):
                 raise
@@ -362,7 +366,7 @@ class RealFileSystem:
         return facts.f_bavail * facts.f_frsize
 
     def preallocate(self, path: str, size: int) -> None:
-        fd = self._sys.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = self._sys.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
         try:
             if os.fstat(fd).st_size > size:
                 self._sys.ftruncate(fd, size)
@@ -373,7 +377,7 @@ class RealFileSystem:
             self._sys.close(fd)
 
     def lock(self, path: str) -> RealLock | None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
