@@ -42,6 +42,11 @@ def warn_of_visitors(source: str, path: str | os.PathLike[str]) -> None:
         )
 
 
+def has_readers(path: str | os.PathLike[str]) -> bool:
+    """Return whether users outside a file's group may read or change it."""
+    return bool(_get_mode(path) & stat.S_IRWXO)
+
+
 def _get_mode(path: str | os.PathLike[str]) -> int:
     """Return the permissions, none of a missing path."""
     try:

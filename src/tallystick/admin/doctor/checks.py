@@ -29,12 +29,17 @@ _UNITS: Final = ((_DAY_MS, "days"), (3_600_000, "h"), (60_000, "min"), (1_000, "
 
 
 class Status(StrEnum):
-    """Result of a check. `note` concerns nothing that the role needs, or something that was not named."""
+    """Result of a check.
+
+    `note` concerns nothing that the role needs, or something that was not named; `look` what only a person
+    can see.
+    """
 
     OK = "ok"
     FAIL = "fail"
     UNKNOWN = "unknown"
     NOTE = "note"
+    LOOK = "look"
 
 
 class DoctorRow(Value, kw_only=True):

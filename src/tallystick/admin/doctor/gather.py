@@ -32,6 +32,7 @@ from tallystick.admin.doctor.facts import (
     ServerFacts,
     TlsSession,
 )
+from tallystick.admin.doctor.production import SETTINGS as PRODUCTION_SETTINGS
 from tallystick.client.errors import (
     AuthenticationFailed,
     BrokerRefused,
@@ -149,7 +150,7 @@ class Doctor:
 
     async def _fetch_settings(self) -> tuple[Mapping[str, str | None], str, bool]:
         """Return the settings; why there are none, and whether it is for want of a right."""
-        names = (MAX_TIMEOUT, TWO_PHASE_SWITCH)
+        names = (MAX_TIMEOUT, TWO_PHASE_SWITCH, *PRODUCTION_SETTINGS)
         call = AdminCall(self._cluster, self._cluster.start_deadline("the doctor's limit", _CALL_LIMIT_MS))
         try:
             node_id = (await call.list_brokers())[0]

@@ -3,7 +3,8 @@
 import asyncio
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -14,6 +15,7 @@ from rich.text import Text
 from tallystick.admin.doctor.checks import DoctorRow, Question, Status, assess
 from tallystick.admin.doctor.facts import ClientPlan, DoctorFacts, Resource
 from tallystick.admin.doctor.gather import Doctor
+from tallystick.admin.doctor.production import ProductionFacts, ProductionQuestion, assess_production
 from tallystick.admin.doctor.roles import Role
 from tallystick.cli.cluster_command import select_role_settings
 from tallystick.cli.connection import (
@@ -32,6 +34,7 @@ from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
 from tallystick.protocol.acls import AclResource
+from tallystick.security.secret_files import has_readers
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -43,7 +46,15 @@ CONNECTION_LIMITS: Final = {
     "request.timeout.ms": _STEP_LIMIT_MS,
     "default.api.timeout.ms": 2 * _STEP_LIMIT_MS,
 }
-_STYLES: Final = {Status.OK: "green", Status.FAIL: "bold red", Status.UNKNOWN: "yellow", Status.NOTE: "cyan"}
+_STYLES: Final = {
+    Status.OK: "green",
+    Status.FAIL: "bold red",
+    Status.UNKNOWN: "yellow",
+    Status.NOTE: "cyan",
+    Status.LOOK: "cyan",
+}
+_SECRET_FILES: Final = ("ssl.key.location", "ssl.keystore.location")
+_SECRET_ENDINGS: Final = ("password", "secret", "keystore.key", "jaas.config")
 _PIPE_WIDTH: Final = 1_000_000
 _GAP: Final = "  "
 _CHECK_WIDTH_MAX: Final = 60
@@ -62,6 +73,9 @@ def doctor(
     topic: Annotated[list[str] | None, typer.Option(help="Check the rights on it. Repeatable.")] = None,
     group: Annotated[list[str] | None, typer.Option(help="Check the rights on it. Repeatable.")] = None,
     role: Annotated[list[Role] | None, typer.Option(help="Only what this one needs. Repeatable.")] = None,
+    production: Annotated[
+        bool, typer.Option("--production", help="Go through the production checklist instead, line by line.")
+    ] = False,
     output: Annotated[OutputFormat, typer.Option(help="For people or for programs.")] = OutputFormat.TABLE,
 ) -> None:
     """Say what works on a cluster: login, versions, modes and rights.
@@ -88,9 +102,26 @@ def doctor(
         bootstrap=",".join(map(str, settings.client.bootstrap_addresses)),
         now_ms=int(time.time() * 1000),
     )
-    findings = assess(question)
+    findings = (
+        assess_production(ProductionQuestion(question, look_at_client(config, command_config)))
+        if production
+        else assess(question)
+    )
     print_findings(findings, output)
     raise typer.Exit(choose_exit(findings))
+
+
+def look_at_client(config: Mapping[str, object], file: Path | None) -> ProductionFacts:
+    """Return what the settings and files of the client say for the production checklist.
+
+    Args:
+        file: the one that the settings were read from.
+    """
+    named = [str(config[name]) for name in _SECRET_FILES if config.get(name)]
+    if file is not None and any(name.endswith(_SECRET_ENDINGS) for name in config):
+        named.append(str(file))
+    isolation = str(config.get("isolation.level", config.get("isolation_level", "")))
+    return ProductionFacts(open_files=tuple(path for path in named if has_readers(path)), isolation=isolation)
 
 
 def _check_names(subjects: Sequence[Resource]) -> None:
