@@ -1,23 +1,31 @@
-"""Write the Grafana dashboard from the table below.
+"""Write the Grafana dashboard from the table below, and the addresses of the alerts' runbooks.
 
-    python -m tools.dashboard           write deploy/monitoring/grafana/tallystick.json
-    python -m tools.dashboard --check   fail if it differs
+    python -m tools.dashboard           write deploy/monitoring: grafana/tallystick.json, runbook_url
+    python -m tools.dashboard ADDRESS   the same, with links to documentation that is published there
+    python -m tools.dashboard --check   fail if the dashboard differs
+
+Links lead to `site_url` in mkdocs.yml: a pager cannot open a path in a repository.
 
 Grafana's own export is hundreds of lines for a panel of one query; here a panel is a line, and the file has
 what differs from Grafana's defaults.
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-TARGET: Final = Path(__file__).parents[1] / "deploy/monitoring/grafana/tallystick.json"
+ROOT: Final = Path(__file__).parents[1]
+RULES: Final = ROOT / "deploy/monitoring"
+TARGET: Final = RULES / "grafana/tallystick.json"
 DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS: Final = 24
 _LOGINS: Final = "kafka_server_socket_server_metrics"
+_SITE: Final = re.compile(r"^site_url: (\S+/)$", re.MULTILINE)
+_RUNBOOK: Final = re.compile(r"^( +runbook_url: )\S*?(runbooks/[a-z]+/#[a-z]+)$", re.MULTILINE)
 JOB: Final = 'job=~"$job"'
 
 
@@ -400,13 +408,29 @@ def build() -> str:
     return json.dumps(dashboard, indent=2, ensure_ascii=False) + "\n"
 
 
+def read_site() -> str:
+    """Return the address of the published documentation, with a slash at its end."""
+    line = _SITE.search((ROOT / "mkdocs.yml").read_text())
+    if line is None:
+        raise SystemExit("mkdocs.yml: site_url is missing, or ends without a slash")
+    return line[1]
+
+
+def link_runbooks(rules: str, site: str) -> str:
+    """Return rules whose runbooks are pages of this site."""
+    return _RUNBOOK.sub(lambda line: f"{line[1]}{site.removesuffix('/')}/{line[2]}", rules)
+
+
 def main() -> int:
-    """Write the file, or compare it."""
+    """Write the files, or compare the dashboard."""
     text = build()
     if "--check" in sys.argv[1:]:
         return 0 if TARGET.read_text() == text else 1
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     TARGET.write_text(text)
+    site = sys.argv[1] if len(sys.argv) > 1 else read_site()
+    for path in sorted(RULES.glob("*.rules.yml")):
+        path.write_text(link_runbooks(path.read_text(), site))
     return 0
 
 

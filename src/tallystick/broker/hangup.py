@@ -1,4 +1,4 @@
-"""What SIGHUP does: files and settings are read again, and nothing ends.
+"""SIGHUP: files and settings are read again, and nothing ends.
 
 A terminal that is closed sends it, too, so it can come at any time and more than once. Whatever cannot be
 used leaves in force what was there before, and the log says why.

@@ -281,7 +281,7 @@ def _resolve_addresses(
 
 
 class Hooks(Value, kw_only=True):
-    """How the program around a broker takes part.
+    """The part that the program around a broker takes.
 
     ready        called when clients are served
     users        SCRAM credentials to set at the start

@@ -46,7 +46,7 @@ def test_a_process_that_is_stuck_does_not_although_its_port_is_open(listening: s
         ping.ping(Endpoint(*listening.getsockname()), has_tls=False, timeout_s=0.05)
 
 
-def test_nobody_there_is_said_in_one_line(
+def test_a_port_without_a_broker_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], listening: socket.socket
 ) -> None:
     address = str(Endpoint(*listening.getsockname()))

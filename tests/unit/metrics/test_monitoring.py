@@ -4,9 +4,10 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -188,13 +189,33 @@ def read_headings(path: Path) -> dict[str, str]:
     }
 
 
+def find_section(alert: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the page in the repository, and the section, that an alert links to."""
+    page, _, anchor = alert["annotations"]["runbook_url"].removeprefix(dashboard.read_site()).partition("/#")
+    return f"docs/{page}.md", anchor
+
+
+def test_runbooks_are_pages_of_the_published_site_or_of_an_operators_own() -> None:
+    """ "alerts with `runbook_url`": absolute, from `site_url` alone."""
+    for path in RULE_FILES:
+        rules = path.read_text()
+        assert dashboard.link_runbooks(rules, dashboard.read_site()) == rules, (
+            "run: python -m tools.dashboard"
+        )
+        own = dashboard.link_runbooks(rules, "https://docs.corp/tallystick")
+        urls = re.findall("runbook_url: (.+)", own)
+        assert len(urls) == rules.count("- alert: ")
+        assert [url for url in urls if not url.startswith("https://docs.corp/tallystick/runbooks/")] == []
+        assert dashboard.link_runbooks(own, dashboard.read_site()) == rules
+
+
 ANSWERS = ("means", "data", "look at", "do", "done when")
 
 
 def test_every_alert_has_a_runbook_that_says_everything() -> None:
     problems = []
     for alert in list_alerts():
-        page, _, anchor = alert["annotations"]["runbook"].partition("#")
+        page, anchor = find_section(alert)
         sections = read_headings(ROOT / page) if (ROOT / page).exists() else {}
         if anchor not in sections:
             problems.append(f"{alert['alert']}: no section {anchor} in {page}")
@@ -205,9 +226,9 @@ def test_every_alert_has_a_runbook_that_says_everything() -> None:
 
 
 def test_every_section_of_a_runbook_is_of_an_alert() -> None:
-    wanted = {each["annotations"]["runbook"] for each in list_alerts()}
+    wanted = {find_section(each) for each in list_alerts()}
     sections = {
-        f"docs/runbooks/{path.name}#{anchor}"
+        (f"docs/runbooks/{path.name}", anchor)
         for path in (ROOT / "docs/runbooks").glob("*.md")
         for anchor in read_headings(path)
     }
@@ -219,7 +240,7 @@ def test_alerts_have_unique_names_a_severity_and_texts() -> None:
     assert len(set(names)) == len(names)
     for alert in list_alerts():
         assert alert["labels"]["severity"] in ("warning", "critical"), alert["alert"]
-        assert set(alert["annotations"]) == {"summary", "description", "runbook"}, alert["alert"]
+        assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}, alert["alert"]
 
 
 # ---------------------------------------------------------------------- files, and Prometheus itself

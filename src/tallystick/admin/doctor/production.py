@@ -32,7 +32,7 @@ _RESOLVE: Final = "tallystick transactions resolve B --store URL"
 
 
 class ProductionFacts(Value, kw_only=True):
-    """What is known beside the cluster's answers.
+    """Facts beside the cluster's answers.
 
     open_files  files with secrets, named by the client's settings, that other users of the machine may read
     isolation   isolation.level of the client's settings; empty: not set there
@@ -77,10 +77,10 @@ class ChecklistLine(Value, kw_only=True):
 def assess_production(question: ProductionQuestion) -> list[DoctorRow]:
     """Return a row for each line of the page, behind those of connections that failed."""
     rows = [] if question.is_answered else assess(question.cluster)
-    return [*rows, *(_judge(line, question) for line in CHECKLIST)]
+    return [*rows, *(_assess_line(line, question) for line in CHECKLIST)]
 
 
-def _judge(line: ChecklistLine, question: ProductionQuestion) -> DoctorRow:
+def _assess_line(line: ChecklistLine, question: ProductionQuestion) -> DoctorRow:
     status, detail = (Status.LOOK, "") if line.probe is None else line.probe(question)
     cluster = f"--bootstrap-server {question.cluster.bootstrap}"
     look = f"look yourself: {_CLUSTER.sub(cluster, line.look)}"

@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _may_pass(exc: Exception) -> bool:
-    """Return whether a later start may succeed although nobody has done anything."""
+    """Return whether a later start may succeed without a person's help."""
     if isinstance(exc, (DirectoryInUse, socket.gaierror)):
         return True
     return isinstance(exc, OSError) and exc.errno in _PASSING
