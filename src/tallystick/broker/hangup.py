@@ -65,14 +65,15 @@ async def reread_all(
     """
     notifier.send_reloading()
     try:
-        _log.info(
-            "SIGHUP: keys, credentials%s are read again", "" if read_config is None else " and settings"
-        )
+        settings = "" if read_config is None else " and settings"
+        _log.info("SIGHUP: keys, credentials%s are read again", settings)
         await service.refresh_files()
         if read_config is not None:
             await _reread_config(service, read_config)
-    finally:
+    except Exception:
         notifier.send(READY)
+        raise
+    notifier.send(READY)  # not if it was cancelled: then the broker stops
 
 
 async def _reread_config(service: Rereadable, read_config: Callable[[], BrokerConfig]) -> None:

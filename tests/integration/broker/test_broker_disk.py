@@ -73,4 +73,4 @@ def test_a_failed_sync_is_never_acknowledged_and_ends_the_broker(monkeypatch: py
         eventually(lambda: not broker.running)
         assert not (broker.data_dir / ".kafka_cleanshutdown").exists()
     finally:
-        assert broker.stop() == 1
+        assert broker.stop() == 3
