@@ -118,6 +118,19 @@ def test_an_unknown_id_stays_unknown(secured: Secured, capsys: pytest.CaptureFix
     assert "new" not in [row["TransactionalId"] for row in json.loads(capsys.readouterr().out)]
 
 
+def test_the_production_checklist_is_gone_through_on_a_live_cluster(
+    secured: Secured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = secured.write_config()
+    Path(file).chmod(0o644)
+    words = ("--bootstrap-server", secured.secure, "--command-config", file, "--production")
+    code, rows = run(capsys, *words)
+    assert code == 1
+    statuses = {check.partition(" ")[0]: row["status"] for check, row in rows.items()}
+    assert statuses["C5"] == "ok"
+    assert [statuses[each] for each in ("C8", "D1", "S2", "O3")] == ["fail", "look", "look", "look"]
+
+
 @pytest.mark.parametrize(
     ("change", "text", "advice"),
     [

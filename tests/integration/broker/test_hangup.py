@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from tests.support.certificates import format_certificate, format_key, make_key_pair
 
-from tallystick import Admin
+from tallystick import Admin, errors
 from tallystick.admin.configs import ConfigResource, ResourceType
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -49,7 +49,7 @@ def fetch_serial(port: int) -> int:
 class Running:
     """A broker process with a settings file, its log in JSON, and a socket for what systemd is told."""
 
-    def __init__(self, folder: Path, told: socket.socket) -> None:
+    def __init__(self, folder: Path, told: socket.socket, settings: Mapping[str, str]) -> None:
         self.folder, self._told = folder, told
         self.settings = {
             "log.dirs": str(folder / "data"),
@@ -57,6 +57,7 @@ class Running:
             "ssl.keystore.location": str(folder / "keys.pem"),
             "ssl.reload.interval.ms": "86400000",
             "logging.format": "json",
+            **settings,
         }
         self.write()
         environment = {**os.environ, "NOTIFY_SOCKET": str(folder / "notify")}
@@ -95,11 +96,11 @@ class Running:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Running]:
+def running(folder: Path, settings: Mapping[str, str] | None = None) -> Iterator[Running]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
         told.bind(str(folder / "notify"))
         told.settimeout(30)
-        broker = Running(folder, told)
+        broker = Running(folder, told, settings or {})
         try:
             yield broker
         finally:
@@ -158,6 +159,41 @@ def test_sighup_takes_new_keys_and_settings_keeps_the_old_for_bad_ones_and_never
         broker.process.send_signal(signal.SIGTERM)
         broker.read_until("stopped")
         assert broker.process.wait(30) == 0
+
+
+def test_sighup_takes_users_of_plain(tmp_path: Path) -> None:
+    def format_users(**passwords: str) -> dict[str, str]:
+        users = " ".join(f'user_{name}="{password}"' for name, password in passwords.items())
+        module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        return {"listener.name.plaintext.plain.sasl.jaas.config": f"{module} required {users};"}
+
+    def log_in(user: str, password: str) -> None:
+        login = {"sasl.username": user, "sasl.password": password}
+        with Admin({**client, **login}) as admin:
+            admin.list_topics()
+
+    write_keys(tmp_path / "keys.pem")
+    sasl = {
+        "listener.security.protocol.map": "PLAINTEXT:SASL_PLAINTEXT,SSL:SSL",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "connection.failed.authentication.delay.ms": "0",
+    }
+    (tmp_path / "broker.conf").touch(0o600)
+    with running(tmp_path, sasl | format_users(ada="first")) as broker:
+        ports = find_ports(broker.read_until("tallystick ")[-1])
+        client = {
+            "bootstrap.servers": f"127.0.0.1:{ports['PLAINTEXT']}",
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+        }
+        log_in("ada", "first")
+        broker.settings |= format_users(ada="second", bob="third")
+        broker.write()
+        broker.hang_up()
+        for user, password in (("ada", "second"), ("bob", "third")):
+            log_in(user, password)
+        with pytest.raises(errors.AuthenticationFailed):
+            log_in("ada", "first")
 
 
 def test_a_broker_without_a_settings_file_is_not_killed_either(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ RECONFIGURABLE_SETTINGS: Final = frozenset(
     name for name in list_settings(TlsSettings) if name.startswith(_KEYS)
 )
 
+_PLAIN_USERS: Final = f".plain.{JAAS}"
 _JAAS_SETTING: Final = Setting(kind=SettingType.PASSWORD, default=None, doc="", none="")
 
 
@@ -164,7 +165,8 @@ class RereadConfig(Value, kw_only=True):
 def merge_reread(running: BrokerConfig, read: BrokerConfig) -> RereadConfig:
     """Return the running configuration with what another one changes and a running broker can change.
 
-    That is what AlterConfigs may change, keys of all listeners among it. Raises: BadConfig.
+    That is what AlterConfigs may change, with the keys of all listeners and the users of PLAIN.
+    Raises: BadConfig.
     """
     texts, others = dict(running.originals), read.originals
     differing = sorted(name for name in texts.keys() | others.keys() if texts.get(name) != others.get(name))
@@ -183,4 +185,8 @@ def merge_reread(running: BrokerConfig, read: BrokerConfig) -> RereadConfig:
 
 def _is_changeable(name: str) -> bool:
     declared = find_setting(name)
-    return name in RECONFIGURABLE_SETTINGS or (declared is not None and declared.dynamic)
+    return (
+        name in RECONFIGURABLE_SETTINGS
+        or name.endswith(_PLAIN_USERS)
+        or (declared is not None and declared.dynamic)
+    )

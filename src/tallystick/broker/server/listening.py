@@ -32,6 +32,7 @@ from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value
 from tallystick.protocol.frames import InvalidFrameLength
 from tallystick.security.principals import ANONYMOUS, Principal
+from tallystick.security.sasl.plain import PLAIN
 from tallystick.security.tls.failures import explain_handshake_failure, find_foreign_protocol
 from tallystick.security.tls.names import read_subject_name
 from tallystick.security.tls.principal_rules import map_principal
@@ -153,7 +154,7 @@ def load_keys(ports: Sequence[ListeningPort], listeners: Sequence[Listener]) -> 
 async def prepare_keys(
     ports: Sequence[ListeningPort], listeners: Sequence[Listener], touched: Collection[str]
 ) -> Callable[[], None]:
-    """Load the keys of changed settings, and return the function that puts them in use.
+    """Load the keys of changed settings; return the function that puts them, and users of PLAIN, in use.
 
     Args:
         listeners: with the settings as they would be.
@@ -174,6 +175,9 @@ async def prepare_keys(
     def use() -> None:
         for renewal in renewals:
             renewal()
+        for port in ports:
+            if port.logins is not None and PLAIN in port.logins.mechanisms:
+                port.logins.use_plain_users(listeners_by_name[port.name])
 
     if problems:
         raise BadConfig("\n".join(problems))

@@ -17,6 +17,7 @@ from tallystick.broker.server.handshakes import HandshakeTable
 from tallystick.broker.server.login import Login
 from tallystick.broker.server.signing_keys import SigningKeys
 from tallystick.kernel.clock import SystemClock
+from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
 from tallystick.security.https_opener import build_https_opener
@@ -55,6 +56,7 @@ class LoginRules(Value):
 
     signing_keys   of OAUTHBEARER; None if it is not enabled
     own_reauth_ms  of mechanisms that have a limit of their own
+    plain_users    passwords of PLAIN by user; replaced in place when the settings are read again
     """
 
     mechanisms: Mapping[str, Callable[[], SaslServer]]
@@ -67,6 +69,13 @@ class LoginRules(Value):
     signing_keys: SigningKeys | None = None
     own_reauth_ms: Mapping[str, int] = field(default_factory=dict)
     counts: AuthenticationCounts = field(default_factory=AuthenticationCounts)
+    plain_users: dict[str, Secret] = field(default_factory=dict)
+
+    def use_plain_users(self, listener: Listener) -> None:
+        """Take the users of changed settings; connections that are logged in stay so."""
+        users = list_plain_users(listener.jaas.get(PLAIN))
+        self.plain_users.clear()
+        self.plain_users.update(users)
 
     def make_login(self) -> Login:
         return Login(self.mechanisms, self.max_reauth_ms, self.own_reauth_ms)
@@ -86,10 +95,11 @@ def make_login_rules(
     now_ms = SystemClock().now_ms
     mechanisms: dict[str, Callable[[], SaslServer]] = {}
     signing_keys: SigningKeys | None = None
+    plain_users: dict[str, Secret] = {}
     for mechanism in settings.sasl_enabled_mechanisms:
         if mechanism == PLAIN:
-            find_password = list_plain_users(listener.jaas.get(PLAIN)).get
-            mechanisms[PLAIN] = partial(PlainServer, find_password)
+            plain_users.update(list_plain_users(listener.jaas.get(PLAIN)))
+            mechanisms[PLAIN] = partial(PlainServer, plain_users.get)
         elif (scram := SCRAM_MECHANISMS.get(mechanism)) is not None:
             mechanisms[mechanism] = partial(ScramServer, scram, partial(find_credential, scram))
         elif mechanism == OAUTHBEARER:
@@ -104,6 +114,7 @@ def make_login_rules(
         HandshakeTable(settings.sasl_logins_max),
         signing_keys,
         listener.max_reauth,
+        plain_users=plain_users,
     )
 
 
