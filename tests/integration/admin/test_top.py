@@ -117,8 +117,9 @@ def test_once_says_when_no_broker_answers(tmp_path: Path, capsys: pytest.Capture
     assert main(words) == 4
     printed = capsys.readouterr().out
     assert "not read" in printed
-    assert "unknown: Not read for" in printed
-    assert "nothing is known yet: cluster: " in printed
+    assert "No answer from 127.0.0.1:1 for " in printed
+    assert "unknown: Not everything has been read yet." in printed
+    assert printed.count("cluster: ") == 1
 
 
 @pytest.mark.gate(0)

@@ -92,7 +92,7 @@ def test_a_cluster_and_a_store_that_come_after_the_console(tmp_path: Path) -> No
 
             def look_away() -> Any:
                 page = look("unknown")
-                assert "Not read for" in page["headline"]
+                assert page["info"]["outages"][0]["text"].startswith(f"No answer from 127.0.0.1:{port} for ")
                 return page
 
             assert eventually(look_away, 120)["info"]["age_ms"] > 0

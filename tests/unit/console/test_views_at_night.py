@@ -74,8 +74,10 @@ def test_a_store_that_is_away_is_named_and_no_command_for_kafka_is_shown() -> No
     status = PartStatus(tried_ms=NOW_MS, away_since_ms=NOW_MS - 5_000, failures=("store b: refused",))
     away = StoreFacts(status=status, name="postgresql://db/b", kind=StoreKind.SQL)
     page = build_overview(look(make_snapshot(stores=[away])), NOW_MS)
-    (problem,) = page.problems
-    assert (problem.subject, problem.command) == ("postgresql://db/b", "")
+    (outage,) = page.info.outages
+    assert outage.text.startswith("postgresql://db/b has not been read for ")
+    assert outage.command == ""
+    assert page.problems == ()
 
 
 def test_a_page_that_shows_something_does_not_say_that_nothing_was_read() -> None:

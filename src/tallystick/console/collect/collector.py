@@ -27,7 +27,7 @@ from tallystick.console.collect.config import (
     compute_patience_ms,
 )
 from tallystick.console.collect.decision_reader import DecisionReader, join_prefixes
-from tallystick.console.collect.failures import describe_failure
+from tallystick.console.collect.failures import REFUSALS, describe_failure
 from tallystick.console.collect.group_reader import GroupReader
 from tallystick.console.collect.record_counter import RecordCounter
 from tallystick.console.collect.store_reader import StoreReader
@@ -254,7 +254,7 @@ class Collector:
     async def _read(self, part: Part) -> None:
         """Read a part once, and place it or the reason why it could not be read."""
         tried_ms, began_ms = self._clock.now_ms(), self._clock.monotonic_ms()
-        failure, facts = "", None
+        failure, facts, was_answered = "", None, False
         patience_ms = compute_patience_ms(part.pace, part.find(self._draft).status.took_ms)
         silence = asyncio.get_running_loop().call_later(
             patience_ms / 1000, self._note_silence, part, tried_ms
@@ -267,7 +267,7 @@ class Collector:
         except Exception as exc:  # of database drivers, too, which have no common base class
             if not isinstance(exc, TallystickError):
                 _log.warning("%s could not be read", part.name, exc_info=True)
-            failure = f"{part.name}: {describe_failure(exc)}"
+            failure, was_answered = f"{part.name}: {describe_failure(exc)}", isinstance(exc, REFUSALS)
         finally:
             silence.cancel()
         took_ms = self._clock.monotonic_ms() - began_ms
@@ -279,6 +279,7 @@ class Collector:
                 took_ms=took_ms,
                 away_since_ms=before.status.away_since_ms or tried_ms,
                 failures=(failure,),
+                was_answered=was_answered,
             )
             facts = before
         else:

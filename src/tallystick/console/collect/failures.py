@@ -4,10 +4,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from tallystick._lazy import MissingLibrary
-from tallystick.client.errors import ClientError
+from tallystick.client.errors import (
+    AuthenticationFailed,
+    BadAnswer,
+    BrokerRefused,
+    ClientError,
+    NotSupported,
+)
 from tallystick.kernel.errors import TallystickError
 
 SENTENCES_MAX: Final = 20
+
+REFUSALS: Final = (AuthenticationFailed, BadAnswer, BrokerRefused, NotSupported)
+"""Errors that come with an answer: the other side is there."""
 
 
 def describe_failure(exc: BaseException) -> str:

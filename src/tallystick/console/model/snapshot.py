@@ -42,6 +42,7 @@ class PartStatus(Value, kw_only=True):
     away_since_ms  when the first of the attempts began that have read nothing since; NEVER_MS if the last one
                    has read it
     failures  one sentence each: what the last attempt could not read, and why
+    was_answered  the last attempt has read nothing because an answer refused it
     """
 
     read_ms: int = NEVER_MS
@@ -49,6 +50,7 @@ class PartStatus(Value, kw_only=True):
     took_ms: int = 0
     away_since_ms: int = NEVER_MS
     failures: tuple[str, ...] = ()
+    was_answered: bool = False
 
     @property
     def is_away(self) -> bool:
@@ -250,13 +252,16 @@ class Snapshot(Value, kw_only=True):
     stores: tuple[StoreFacts, ...] = ()
     pipelines: PipelineFacts = PipelineFacts()
 
-    def list_statuses(self) -> tuple[PartStatus, ...]:
-        """Return the status of every part."""
+    def list_cluster_statuses(self) -> tuple[PartStatus, ...]:
+        """Return the status of every part that the cluster answers for."""
         return (
             self.cluster.status,
             self.transactions.status,
             self.topics.status,
             self.groups.status,
             self.pipelines.status,
-            *(store.status for store in self.stores),
         )
+
+    def list_statuses(self) -> tuple[PartStatus, ...]:
+        """Return the status of every part."""
+        return (*self.list_cluster_statuses(), *(store.status for store in self.stores))

@@ -6,11 +6,10 @@ from rich.cells import cell_len
 
 from tallystick.console.actions.request import find_action
 from tallystick.console.model.escaped import clip, join_visible, shorten, show, wrap
-from tallystick.console.model.snapshot import NEVER_MS
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.lines import COMMAND_MAX, Anchor, Line, Span, TextRole, badge, say
 from tallystick.console.terminal.routes import MENU, Route, list_keys
-from tallystick.console.views.page import PageInfo
+from tallystick.console.views.page import PageInfo, list_outages
 from tallystick.console.views.texts import format_duration
 from tallystick.kernel.value import Value
 
@@ -35,18 +34,9 @@ class Frame(Value, kw_only=True):
 
 
 def describe_away(state: ConsoleState, now_ms: int) -> str:
-    """Return that the cluster cannot be read, since when, and why; empty if it can.
-
-    Transactions tell: they are read most often. The cluster's own part counts where it is the newer one.
-    """
-    cluster, transactions = state.snapshot.cluster.status, state.snapshot.transactions.status
-    newest = cluster if cluster.is_away and cluster.tried_ms >= transactions.tried_ms else transactions
-    if not newest.is_away:
-        return ""
-    read_ms = max(cluster.read_ms, transactions.read_ms)
-    since = "" if read_ms == NEVER_MS else f", last read {format_duration(max(0, now_ms - read_ms))} ago"
-    reason = next(iter(newest.failures), "it does not answer")
-    return f"The cluster cannot be read{since}: {reason}"
+    """Return what a page of the browser says first if the cluster cannot be read; empty if it can."""
+    outages = list_outages(state.snapshot, state.snapshot.list_statuses(), now_ms)
+    return next((outage.text for outage in outages if outage.is_cluster), "")
 
 
 def head_lines(frame: Frame, now_ms: int, position: str, width: int) -> tuple[Line, ...]:

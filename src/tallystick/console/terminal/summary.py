@@ -10,7 +10,8 @@ from tallystick.console.model.snapshot import NEVER_MS, PartStatus, Snapshot
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.lines import COMMAND_MAX
 from tallystick.console.terminal.pages.overview import list_figures
-from tallystick.console.views.overview import build_overview, list_read_failures
+from tallystick.console.views.overview import build_overview
+from tallystick.console.views.page import list_failures
 from tallystick.console.views.refusals import NoWrites, list_refusals
 from tallystick.console.views.texts import format_count, format_duration
 from tallystick.console.views.transactions import TransactionFilter, TransactionRow, build_transactions
@@ -79,6 +80,11 @@ def list_summary(state: ConsoleState, now_ms: int) -> Iterator[EscapedText]:
     if page.info.age_ms is not None:
         age = f"read {format_duration(page.info.age_ms)} ago"
     yield show(f"{page.info.bootstrap_servers}, {age}")
+    for outage in page.info.outages:
+        yield show(outage.text)
+        yield show(f"  {outage.reason}")
+        if outage.command:
+            yield show(f"  {outage.command}", max_length=COMMAND_MAX)
     yield show(f"{page.health}: {page.headline}")
     for label, value in list_figures(page):
         yield show(f"  {label}: {value}")
@@ -86,7 +92,7 @@ def list_summary(state: ConsoleState, now_ms: int) -> Iterator[EscapedText]:
         word = "unknown" if not store.is_reachable else "ok" if store.takes_writes else "refusing"
         counts = f"{format_count(store.id_count)} ids, {format_count(store.open_count)} open"
         yield show(f"  Store {store.name}: {word}, {counts}")
-    failures = list_read_failures(state.snapshot, now_ms)
+    failures = list_failures((), list_statuses(state.snapshot))
     if failures:
         yield show("Not everything could be read:")
     for failure in failures:

@@ -10,7 +10,7 @@ from tallystick.console.model.snapshot import NEVER_MS, PartStatus, Snapshot, St
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.model.transactions import AssessedTransaction, find_oldest_ms
 from tallystick.console.views.events import EventRow, list_last_events
-from tallystick.console.views.page import Outage, PageInfo, describe_page, list_failures, list_outages
+from tallystick.console.views.page import PageInfo, describe_page, list_failures
 from tallystick.console.views.refusals import NoWrites, list_refusals
 from tallystick.console.views.texts import format_bytes, format_duration, pluralize
 from tallystick.console.views.transactions import build_key, count_by_health
@@ -91,7 +91,7 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
     refusals = list_refusals(snapshot)
     problems = [
         *map(_describe_refusal, refusals),
-        *_list_read_failures(snapshot, now_ms),
+        *_list_read_failures(snapshot),
         *_describe_problems(filter(_is_problem, transactions)),
     ]
     problems.sort(key=lambda problem: SEVERITY[Health(problem.health)])
@@ -99,7 +99,8 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
     in_doubt = [each for each in open_ones if each.views.is_two_phase]
     offsets = snapshot.topics.offsets.values()
     health, headline = _summarize(state, refusals, now_ms)
-    statuses = _list_essential(snapshot)
+    groups = snapshot.groups.status
+    statuses = (*_list_essential(snapshot), *([groups] if groups.is_away else []))
     return OverviewPage(
         info=describe_page("Overview", snapshot, statuses, now_ms),
         health=health.value,
@@ -141,14 +142,16 @@ def _summarize(state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int)
         worst.insert(1 if Health.BROKEN in worst else 0, Health.REFUSING)
         names = ", ".join(dict.fromkeys(each.subject for each in refusals))
         texts.insert(worst.index(Health.REFUSING), f"Writes are refused by {names}.")
-    essential = list_outages(snapshot, _list_essential(snapshot), now_ms)
-    outages = [_describe_outage(outage) for outage in essential]
+    statuses = _list_essential(snapshot)
+    is_away = any(status.is_away for status in statuses)
+    if is_away and texts:
+        texts.insert(0, "When it was last read:")
     if any(health.needs_action for health in worst):
-        return worst[0], " ".join([*outages, *(["When it was last read:"] if outages else []), *texts])
-    if outages:
-        return Health.UNKNOWN, " ".join(outages)
-    if any(status.read_ms == NEVER_MS for status in _list_essential(snapshot)):
+        return worst[0], " ".join(texts)
+    if any(status.read_ms == NEVER_MS for status in statuses):
         return Health.UNKNOWN, "Not everything has been read yet."
+    if is_away:
+        return Health.UNKNOWN, " ".join(texts) or "When it was last read, nothing needed an operator."
     if any(status.failures for status in snapshot.list_statuses()):
         return Health.UNKNOWN, "Not everything could be read, so this page may lack something."
     if worst:
@@ -179,13 +182,6 @@ def _list_essential(snapshot: Snapshot) -> tuple[PartStatus, ...]:
         snapshot.pipelines.status,
         *(store.status for store in snapshot.stores),
     )
-
-
-def _describe_outage(outage: Outage) -> str:
-    age = "nothing is known yet"
-    if outage.age_ms is not None:
-        age = f"what is shown is {format_duration(outage.age_ms)} old"
-    return f"Not read for {format_duration(outage.for_ms)}, {age}: {outage.reason}."
 
 
 def _is_problem(each: AssessedTransaction) -> bool:
@@ -231,19 +227,10 @@ def _describe_disk(node_id: int, volume: Volume) -> str:
     return f"broker {node_id} {volume.path}: {usable} of {total} free"
 
 
-def list_read_failures(snapshot: Snapshot, now_ms: int) -> tuple[str, ...]:
-    """Return everything that could not be read, each cause once."""
-    statuses = snapshot.list_statuses()
-    return list_failures(list_outages(snapshot, statuses, now_ms), statuses)
-
-
-def _list_read_failures(snapshot: Snapshot, now_ms: int) -> Iterator[Problem]:
-    of_stores = {
-        text: store.name
-        for store in snapshot.stores
-        for text in (*store.status.failures, "; ".join(store.status.failures))
-    }
-    for text in list_read_failures(snapshot, now_ms):
+def _list_read_failures(snapshot: Snapshot) -> Iterator[Problem]:
+    """List what was read in part; of what was not read at all the head of the page says so."""
+    of_stores = {failure: store.name for store in snapshot.stores for failure in store.status.failures}
+    for text in list_failures((), snapshot.list_statuses()):
         yield Problem(
             health=Health.UNKNOWN.value,
             subject=of_stores.get(text, "not read"),

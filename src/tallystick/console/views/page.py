@@ -2,21 +2,29 @@
 
 from collections.abc import Iterable
 
+from tallystick.console.model.commands import doctor_command
 from tallystick.console.model.snapshot import NEVER_MS, PartStatus, Snapshot
+from tallystick.console.views.texts import format_duration
 from tallystick.kernel.value import Value
 
 
 class Outage(Value, kw_only=True):
     """A source that cannot be read at present, and the age of the data shown of it.
 
-    reason  which part, and why
-    age_ms  of what is shown; None if it was never read
+    text        what does not answer, for how long, and how old what is shown is
+    reason      which part, and why
+    age_ms      of what is shown; None if it was never read
+    is_cluster  nothing of the cluster can be read
+    command     that looks for the cause; "" if there is none
     """
 
+    text: str
     reason: str
     since_ms: int
     for_ms: int
     age_ms: int | None
+    is_cluster: bool = False
+    command: str = ""
 
 
 class PageInfo(Value, kw_only=True):
@@ -57,29 +65,62 @@ def is_incomplete(info: PageInfo) -> bool:
     return info.age_ms is None or bool(info.failures)
 
 
+def find_cluster_outage(snapshot: Snapshot) -> PartStatus | None:
+    """Return the status that says why nothing of the cluster can be read; None if something can.
+
+    Nothing can if none of it was read since one of the parts that are read most often began to fail.
+    """
+    last_read_ms = max(part.read_ms for part in snapshot.list_cluster_statuses())
+    for part in (snapshot.cluster.status, snapshot.transactions.status):
+        if part.is_away and part.away_since_ms >= last_read_ms:
+            return part
+    return None
+
+
 def list_outages(snapshot: Snapshot, parts: Iterable[PartStatus], now_ms: int) -> tuple[Outage, ...]:
-    """Return what of these parts cannot be read at all, each reason once with its oldest data.
+    """Return what of these parts cannot be read at all, each cause once with its oldest data.
 
     Where the cluster itself is away, that is why none of its other parts can be read, in whichever words.
     """
-    cluster = snapshot.cluster.status
-    of_stores = [store.status for store in snapshot.stores]
-    outages: dict[str, Outage] = {}
+    parts = tuple(parts)
+    of_cluster = find_cluster_outage(snapshot)
+    stores = {store.status: store.name for store in snapshot.stores}
+    by_cause: dict[PartStatus | str, list[PartStatus]] = {}
     for part in parts:
-        if not part.is_away:
-            continue
-        cause = cluster if cluster.is_away and part not in of_stores else part
-        reason = "; ".join(cause.failures)
-        known = outages.get(reason)
-        age_ms = None if part.read_ms == NEVER_MS else max(0, now_ms - part.read_ms)
-        since_ms = part.away_since_ms
-        if known is not None:
-            since_ms = min(since_ms, known.since_ms)
-            age_ms = None if age_ms is None or known.age_ms is None else max(age_ms, known.age_ms)
-        outages[reason] = Outage(
-            reason=reason, since_ms=since_ms, for_ms=max(0, now_ms - since_ms), age_ms=age_ms
+        if part.is_away:
+            common = None if part in stores else of_cluster
+            by_cause.setdefault(common or "; ".join(part.failures), []).append(part)
+    outages = []
+    for cause, some in by_cause.items():
+        age_ms = None
+        if all(part.read_ms != NEVER_MS for part in some):
+            age_ms = max(0, now_ms - min(part.read_ms for part in some))
+        since_ms = min(part.away_since_ms for part in some)
+        for_ms = max(0, now_ms - since_ms)
+        is_all = len(by_cause) == 1 and all(part.is_away for part in parts)
+        beginning = f"{stores.get(some[0], f'A part of {snapshot.bootstrap_servers}')} has not been read"
+        if not isinstance(cause, str):
+            beginning = f"No answer from {snapshot.bootstrap_servers}"
+            if cause.was_answered:
+                beginning = f"{snapshot.bootstrap_servers} has not been read"
+        outages.append(
+            Outage(
+                text=f"{beginning} for {format_duration(for_ms)}. {_describe_age(age_ms, is_all=is_all)}",
+                reason=cause if isinstance(cause, str) else "; ".join(cause.failures),
+                since_ms=since_ms,
+                for_ms=for_ms,
+                age_ms=age_ms,
+                is_cluster=not isinstance(cause, str),
+                command="" if some[0] in stores else doctor_command(snapshot.bootstrap_servers),
+            )
         )
-    return tuple(outages.values())
+    return tuple(outages)
+
+
+def _describe_age(age_ms: int | None, *, is_all: bool) -> str:
+    if age_ms is None:
+        return "Nothing is known yet." if is_all else "Not all of it is known yet."
+    return f"{'Everything below is' if is_all else 'Its data below are'} {format_duration(age_ms)} old."
 
 
 def list_failures(outages: Iterable[Outage], parts: Iterable[PartStatus]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.console_facts import (
     NOW_MS,
+    SERVERS,
     WRITER,
     describe,
     make_row,
@@ -14,7 +15,7 @@ from tests.support.console_facts import (
 )
 from tests.support.hostile_console import HARMLESS, make_hostile_state
 
-from tallystick.console.model.snapshot import PartStatus
+from tallystick.console.model.snapshot import ClusterFacts, PartStatus, Snapshot
 from tallystick.console.model.state import ConsoleState, advance
 from tallystick.console.terminal.frame import (
     DETAIL_LINES,
@@ -214,9 +215,11 @@ def test_a_cluster_that_is_away_is_said_on_every_page_with_its_age() -> None:
         read_again(snapshot),
         cluster=replace(snapshot.cluster, status=away),
         transactions=replace(snapshot.transactions, status=away),
+        topics=replace(snapshot.topics, status=away),
+        pipelines=replace(snapshot.pipelines, status=away),
     )
     state = advance(advance(ConsoleState(), snapshot), gone)
-    text = "! The cluster cannot be read, last read 43 s ago: transactions: refused"
+    text = f"! No answer from {SERVERS} for 3 s. Its data below are 43 s old."
     for route in ROUTES:
         assert head_lines(make_frame(state, route, NOW_MS + 3_000), NOW_MS + 3_000, "", 80)[
             2
@@ -230,14 +233,9 @@ def test_a_cluster_that_never_answered_is_said_to_be_away() -> None:
         away_since_ms=NOW_MS,
         failures=("cluster: refused",),
     )
-    snapshot = make_snapshot()
-    gone = replace(
-        snapshot,
-        cluster=replace(snapshot.cluster, status=away),
-        transactions=replace(snapshot.transactions, status=PartStatus()),
-    )
+    gone = Snapshot(number=1, at_ms=NOW_MS, bootstrap_servers=SERVERS, cluster=ClusterFacts(status=away))
     state = advance(ConsoleState(), gone)
-    assert describe_away(state, NOW_MS) == "The cluster cannot be read: cluster: refused"
+    assert describe_away(state, NOW_MS) == f"No answer from {SERVERS} for 0 ms. Not all of it is known yet."
 
 
 def test_a_cluster_that_is_back_is_not_called_away_by_what_was_read_before() -> None:

@@ -6,6 +6,7 @@ import base64
 import pytest
 from tests.support.console_facts import (
     NOW_MS,
+    SERVERS,
     describe,
     make_case,
     make_snapshot,
@@ -223,12 +224,19 @@ def test_a_cluster_that_is_away_is_said_at_once_and_its_data_age() -> None:
 
     async def steps(screen: Screen) -> None:
         gone = read_again(snapshot)
-        await screen.publish(replace(gone, transactions=replace(gone.transactions, status=away)))
-        assert screen.lines[2].startswith("! The cluster cannot be read, last read 200 ms ago: ")
+        gone = replace(
+            gone,
+            transactions=replace(gone.transactions, status=away),
+            topics=replace(gone.topics, status=away),
+            pipelines=replace(gone.pipelines, status=away),
+        )
+        await screen.publish(gone)
+        assert screen.lines[2].startswith(f"! No answer from {SERVERS} for 0 ms. ")
+        assert screen.text.count("transactions: refused") == 1
         screen.clock.advance(60_000)
         screen.app.show_frame()
         await screen.settle()
-        assert "last read 1 min" in screen.lines[2]
+        assert "for 1 min. Its data below are 1 min" in screen.lines[2]
         assert "read 1 min ago" in screen.lines[0]
         assert "pay-1" not in screen.lines[2]
         await screen.press("2")

@@ -2,7 +2,7 @@
 
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.terminal.action_stage import ActionStage
-from tallystick.console.terminal.lines import Block, Paragraph, TextRole, blank, say
+from tallystick.console.terminal.lines import Anchor, Block, Command, Paragraph, TextRole, blank, say
 from tallystick.console.terminal.pages import action, guide, overview, transaction, transactions
 from tallystick.console.terminal.routes import Route, Section
 from tallystick.console.views.page import PageInfo
@@ -49,8 +49,16 @@ def build_page(
 
 
 def list_failures(info: PageInfo) -> tuple[Block, ...]:
-    """List what the page needs and what could not be read."""
-    if not info.failures:
-        return ()
-    lines = [Paragraph((say("- "), say(text)), indent=2) for text in dict.fromkeys(info.failures)]
-    return (Paragraph((say("Not everything could be read:", TextRole.BAD),)), *lines, blank())
+    """List what the page needs and what could not be read; the lines above the page say that it is old."""
+    lines: list[Block] = []
+    for outage in info.outages:
+        text = outage.reason if outage.is_cluster else f"{outage.text} {outage.reason}"
+        lines.append(Paragraph((say(f"{text}.", TextRole.BAD),)))
+        if outage.command:
+            lines.append(Command(outage.command, Anchor(name=text, command=outage.command), 4))
+    reasons = {outage.reason for outage in info.outages}
+    partial = [text for text in dict.fromkeys(info.failures) if text not in reasons]
+    if partial:
+        lines.append(Paragraph((say("Not everything could be read:", TextRole.BAD),)))
+        lines += [Paragraph((say("- "), say(text)), indent=2) for text in partial]
+    return (*lines, blank()) if lines else ()
