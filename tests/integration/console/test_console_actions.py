@@ -241,7 +241,7 @@ def test_an_orphan_is_completed_by_the_state_that_the_operator_has(scene: Scene)
         assert chooser.action == ""
         form = read_form((await operator.get(f"/actions/complete/{scene.name}?state={state}")).text)
         assert "It is committed" in form.text
-        expect_done(await operator.send(form, scene.name))
+        expect_done(await operator.send(form, scene.name, reason="its row says so"))
         await operator.see_green(scene.name)
 
     scene.play(story)
@@ -337,7 +337,7 @@ def test_a_database_that_is_away_is_an_objection_and_no_silence(scene: Scene) ->
         assert "could not be read: it may have committed it" in form.text
         assert form.fields.keys() == {"token", "digest", "reason", "confirmation"}
         right = read_form((await operator.get(f"/actions/complete/{scene.name}?state={state}")).text)
-        expect_done(await operator.send(right, scene.name))
+        expect_done(await operator.send(right, scene.name, reason="its row says so"))
 
     scene.play(story)
     producer.close()
@@ -375,7 +375,8 @@ def test_a_group_behind_an_open_transaction_is_freed_and_then_moved(scene: Scene
             lambda page: any(row["group_id"] == group and row["held_back_count"] for row in page["groups"]),
         )
         url = f"/actions/complete/{scene.name}?state={state}"
-        expect_done(await operator.send(read_form((await operator.get(url)).text), scene.name))
+        form = read_form((await operator.get(url)).text)
+        expect_done(await operator.send(form, scene.name, reason="its row says so"))
         await operator.see(
             "/groups",
             lambda page: any(row["group_id"] == group and row["data_lag"] == 1 for row in page["groups"]),
@@ -456,7 +457,7 @@ def test_a_state_that_moves_meanwhile_ends_the_action(scene: Scene) -> None:
     async def story(operator: Operator) -> None:
         form = read_form((await operator.get(f"/actions/complete/{scene.name}?state=")).text)
         other = read_form((await operator.get(f"/actions/complete/{scene.name}?state={state}")).text)
-        expect_done(await operator.send(other, scene.name))
+        expect_done(await operator.send(other, scene.name, reason="its row says so"))
         late = await operator.send(form, scene.name, reason="nothing was stored")
         assert late.status_code == 409
         text = read_form(late.text).text

@@ -26,7 +26,12 @@ from tests.support.console_operator import Form, read_form
 from tallystick.console.actions.config import ActionConfig
 from tallystick.console.actions.pending import PENDING_AGE_MS_MAX, PENDING_MAX
 from tallystick.console.actions.plan import ActionPlan
-from tallystick.console.actions.readings import CannotRead, Reading, TransactionReading
+from tallystick.console.actions.readings import (
+    CannotRead,
+    CompletionOutlook,
+    Reading,
+    TransactionReading,
+)
 from tallystick.console.actions.request import ActionRequest
 from tallystick.console.actions.results import ActionResult, report_done, report_unknown
 from tallystick.console.actions.service import ActionService
@@ -554,16 +559,41 @@ def test_an_address_that_names_no_action_is_said_to_be_none() -> None:
     Site().visit(story)
 
 
-def test_the_form_of_a_completion_says_what_is_open_and_what_aborts() -> None:
+def test_an_orphan_has_two_buttons_that_say_what_the_stored_state_means() -> None:
+    """Issue 34: "what the state means here, two labelled buttons, a reason", and no empty box."""
+
     async def story(visit: Visit) -> None:
-        form = await visit.client.get("/actions/complete/pay-1")
-        assert 'Open is <code class="id">5:3</code>' in form.text
-        assert "Any other state, and none, aborts it, and that needs a reason" in form.text
-        assert "Open is" not in (await visit.client.get("/actions/complete/pay-2")).text
+        page = (await visit.client.get("/actions/complete/pay-1")).text
+        assert "No database and no decision log that this console reads knows this id." in page
+        assert "<input" not in page
+        assert read_form(page).links == [
+            "/actions/complete/pay-1?state=5%3A3",
+            "/actions/complete/pay-1?state=",
+        ]
+        assert page.index("It says <code") < page.index(">Commit<") < page.index("or there is no row")
+        assert "?state=" not in (await visit.client.get("/actions/complete/pay-2")).text
+        known = (await visit.client.get("/actions/complete/pay-3")).text
+        assert f"{STORE}</span> decides this id: resolve it instead" in known
 
     site = Site()
-    site.feed.publish(make_snapshot(describe("pay-1"), describe("pay-2", timeout_ms=60_000)))
+    descriptions = (describe("pay-1"), describe("pay-2", timeout_ms=60_000), describe("pay-3"))
+    site.feed.publish(make_snapshot(*descriptions, stores=[make_store(make_row("pay-3"))]))
     assert site.visit(story) == []
+
+
+@pytest.mark.parametrize(("state", "outcome"), [("5:3", "commit"), ("", "abort")])
+def test_either_end_of_an_orphan_needs_a_reason(state: str, outcome: str) -> None:
+    async def story(visit: Visit) -> None:
+        form = await visit.open(f"/actions/complete/{NAME}?state={state}")
+        assert "reason" in form.fields
+        assert (await visit.send(form)).status_code == 409
+        assert (await visit.send(form, reason="its row says so")).status_code == 200
+
+    outlook = CompletionOutlook(outcome=outcome, text="as its row says", sends_request=True)
+    reading = TransactionReading(
+        snapshot=make_snapshot(describe()), transactional_id=NAME, completion=outlook
+    )
+    assert len(Site(readings=MemoryReadings(reading)).visit(story)) == 1
 
 
 def test_a_dry_run_follows_no_stream_and_may_send_its_origin() -> None:

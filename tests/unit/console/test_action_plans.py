@@ -236,7 +236,7 @@ def test_what_to_look_at_names_every_state_that_an_action_leaves() -> None:
 @pytest.mark.parametrize(
     ("row", "outcome", "guard"),
     [
-        (None, "commit", Guard.READY),
+        (None, "commit", Guard.REASON),
         (None, "abort", Guard.REASON),
         (make_row(state=WRITER), "commit", Guard.READY),
         (make_row(state=WRITER), "abort", Guard.REASON),

@@ -230,11 +230,11 @@ def test_every_store_has_a_part_of_its_own() -> None:
             collector._draft = each.place(collector._draft, facts)
         stores: tuple[StoreFacts, ...] = collector._draft.stores
         assert [(store.name, store.engine) for store in stores] == [
-            ("sqlite:///a.db", "engine 0"),
+            ("sqlite:////a.db", "engine 0"),
             ("rocksdb:///b", "engine 1"),
         ]
 
-    run(check, "sqlite:///a.db", "rocksdb:///b")
+    run(check, "sqlite:////a.db", "rocksdb:///b")
 
 
 def test_an_error_of_the_collector_itself_ends_every_reader(

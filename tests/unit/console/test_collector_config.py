@@ -38,8 +38,8 @@ def test_all_problems_are_told_at_once() -> None:
 
 def test_a_url_given_twice_is_one_store() -> None:
     client = {"bootstrap.servers": "localhost:9092"}
-    config = CollectorConfig.check(client, ["sqlite:///a.db", "sqlite:///a.db"])
-    assert [store.name for store in config.stores] == ["sqlite:///a.db"]
+    config = CollectorConfig.check(client, ["sqlite:////a.db", "sqlite:////a.db"])
+    assert [store.name for store in config.stores] == ["sqlite:////a.db"]
 
 
 def test_a_call_ends_within_the_limit_of_its_part_unless_told_otherwise() -> None:

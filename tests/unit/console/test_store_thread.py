@@ -137,3 +137,21 @@ def test_a_reading_that_was_given_up_leaves_no_connection_behind() -> None:
         assert await asyncio.to_thread(closed.wait, 10)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("url", ["sqlite:///shop.db", "sqlite+pysqlite:///data/shop.db"])
+def test_a_store_in_a_file_has_a_name_that_means_the_same_in_every_folder(url: str) -> None:
+    """Issue 34: "absolute paths in commands"."""
+    kind, _, place = url.partition(":///")
+    assert StoreAddress(url).name == f"{kind}:///{Path(place).absolute()}"
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:////a/shop.db", "sqlite://", "sqlite:///:memory:", "sqlite:///file:x?uri=true"]
+)
+def test_other_names_of_stores_are_as_they_were_given(url: str) -> None:
+    assert StoreAddress(url).name == url
+
+
+def test_a_store_of_a_server_is_no_file() -> None:
+    assert StoreAddress("postgresql://me:secret@host/shop").name == "postgresql://me@host/shop"

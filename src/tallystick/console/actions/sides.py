@@ -185,6 +185,11 @@ def _find_store_harm(side: StoreSide) -> list[str]:
 def list_commit_harms(views: TransactionViews) -> tuple[str, ...]:
     """List what speaks against a commit by hand."""
     harms = []
+    if views.store is None and views.spark is None:
+        harms.append(
+            "Nothing that is read here says that it is decided: commit it only if a database has stored this "
+            "state for it."
+        )
     if views.store is not None and views.store.verdict is not Verdict.COMMIT:
         harms.append(f"{views.store.store.name}: {views.store.finding.value}.")
     if views.spark is not None and views.spark.role is SparkRole.UNDECIDED:

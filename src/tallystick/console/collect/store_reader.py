@@ -27,13 +27,18 @@ _MOUNT_TABLE: Final = Path("/proc/self/mountinfo")
 
 
 class StoreAddress(Value):
-    """The URL of a store. `name` is the same without its password."""
+    """The URL of a store. `name` is the same without its password, and means the same in every folder."""
 
     url: str
 
     @property
     def name(self) -> str:
-        return describe_url(self.url)
+        text = describe_url(self.url)
+        kind, sign, place = text.partition(":///")
+        is_relative = kind.partition("+")[0] == "sqlite" and place[:1] not in ("", "/", ":", "?")
+        if not is_relative or place.startswith("file:"):
+            return text
+        return f"{kind}{sign}{Path(place).absolute()}"
 
     @property
     def kind(self) -> StoreKind:

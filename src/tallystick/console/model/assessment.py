@@ -22,6 +22,7 @@ from typing import Final
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.admin.txn.hanging import HangingCase, HangingVerdict
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.console.model.commands import (
     abort_command,
     complete_command,
@@ -132,7 +133,7 @@ def needs_assessment(views: TransactionViews) -> bool:
     """Return whether a transaction that is not open has to be shown: its sides differ, or one is unseen."""
     if views.store is not None and views.store.verdict in (*_BROKEN_TEXTS, Verdict.COMPARE):
         return True
-    return views.spark is not None and _find_lost_outcome(views, views.spark) is not None
+    return views.spark is not None and find_lost_outcome(views, views.spark) is not None
 
 
 class Stage(Enum):
@@ -249,7 +250,7 @@ def _assess_spark(
     if side.facts is None or side.role is SparkRole.UNREAD:
         return _assess_unread_spark(views, side, stage_ms, servers, limits)
     resolve = resolve_source_command(servers, side.prefix, side.facts.source)
-    lost = _find_lost_outcome(views, side)
+    lost = find_lost_outcome(views, side)
     if lost is not None:
         return Assessment(
             Health.BROKEN,
@@ -300,7 +301,7 @@ def _assess_unread_spark(
     )
 
 
-def _find_lost_outcome(views: TransactionViews, side: SparkSide) -> ParticipantOutcome | None:
+def find_lost_outcome(views: TransactionViews, side: SparkSide) -> ParticipantOutcome | None:
     """Return how a decided transaction was lost; None if it was not, or cannot be seen."""
     decision = None if side.facts is None else side.facts.decision
     if side.participant is None or decision is None or (views.description is None and views.is_known):
@@ -322,7 +323,9 @@ def _assess_alone(views: TransactionViews, stage_ms: int, servers: str, limits: 
         )
     return Assessment(
         Health.ORPHAN,
-        "It may be prepared, never times out, and no store or decision log that is read here names it. Give "
-        "the console its store, or complete it with the state that its other side has stored.",
+        "It may be prepared, and never times out. No database or decision log that is read here knows its "
+        "id. If its service uses another database, start the console with --store URL. Else look up "
+        f"prepared_transaction_state of {name} there: {PreparedTxnState.of(views.writer)} means commit, "
+        "anything else or no row means abort.",
         complete_command(servers, name, "STATE"),
     )

@@ -345,7 +345,7 @@ class TopApp(App[str]):
             if more is not None:
                 self._ask(more)
             return
-        self._go(answer_prompt(prompt, self.route, typed), is_kept=prompt.kind is PromptKind.FIELD)
+        self._go(answer_prompt(prompt, self.route, typed), is_kept=False)
 
     def _close_prompt(self) -> Prompt | None:
         prompt = self._input.close()

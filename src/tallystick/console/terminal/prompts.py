@@ -1,12 +1,10 @@
-"""Questions below the page: a filter, and the fields, reason and id of an action. Pure."""
+"""Questions below the page: a filter, and the reason and id of an action. Pure."""
 
-from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
 from tallystick.console.actions.pending import REASON_LENGTH_MAX
 from tallystick.console.actions.plan import ActionPlan, Guard
-from tallystick.console.actions.request import ActionAddress
 from tallystick.console.model.escaped import show
 from tallystick.console.terminal.routes import Route, format_filter, parse_filter
 from tallystick.kernel.value import Value, replace
@@ -22,7 +20,6 @@ class PromptKind(Enum):
     """The meaning of a line that is typed."""
 
     FILTER = "filter"
-    FIELD = "field"
     REASON = "reason"
     CONFIRMATION = "confirmation"
 
@@ -33,16 +30,12 @@ class Prompt(Value, kw_only=True):
     note        what to type
     value       what stands there already
     length_max  characters of an answer
-    action      of a field: the action that it belongs to, without it
-    field       its name in the URL of the browser's page
     """
 
     kind: PromptKind
     note: str
     value: str = ""
     length_max: int = LENGTH_MAX
-    action: ActionAddress | None = None
-    field: str = ""
 
 
 def ask_filter(route: Route) -> Prompt:
@@ -53,11 +46,6 @@ def ask_filter(route: Route) -> Prompt:
         "Esc keeps the rows.",
         value=format_filter(route.filter),
     )
-
-
-def ask_field(action: ActionAddress, field: str, note: str, value: str = "") -> Prompt:
-    """Ask for a field of an action."""
-    return Prompt(kind=PromptKind.FIELD, note=note, value=value, action=action, field=field)
 
 
 def ask_to_confirm(plan: ActionPlan, reason: str = "") -> Prompt:
@@ -80,7 +68,4 @@ def answer_prompt(prompt: Prompt, route: Route, typed: str) -> Route:
     """Return where the answer to a prompt leads; the same route where it leads nowhere."""
     if prompt.kind is PromptKind.FILTER:
         return replace(route, filter=parse_filter(typed))
-    if prompt.kind is PromptKind.FIELD and prompt.action is not None:
-        query: Mapping[str, str] = {**prompt.action.query, prompt.field: typed.strip()}
-        return replace(route, action=replace(prompt.action, query=query))
     return route

@@ -5,11 +5,13 @@ of committed records may see yet. Such a lag never reaches 0 in a topic that is 
 it is counted in data records up to the last stable offset, and what was passed over is said.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tallystick.console.model import commands
 from tallystick.console.model.snapshot import GroupOffset, PartitionOffsets
 from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.transactions import AssessedTransaction
+from tallystick.console.views.holders import Holder, describe_holder, describe_holders, find_blockers
 from tallystick.console.views.lists import PAGE_ROWS, ListQuery, select_rows
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.kernel.ids import TopicPartition
@@ -23,6 +25,7 @@ class GroupRow(Value, kw_only=True):
     offset_lag        last stable offset less committed offset: what most tools show, markers included
     held_back_count   records behind the last stable offset, which the group waits for
     pending_count     partitions with offsets in a transaction that is not decided yet
+    blockers          the transactions that hold those records back, the worst first
     """
 
     group_id: str
@@ -33,12 +36,15 @@ class GroupRow(Value, kw_only=True):
     offset_lag: int
     held_back_count: int
     pending_count: int
+    blockers: tuple[Holder, ...]
 
 
 class GroupPartitionRow(Value, kw_only=True):
-    """A group's progress in one partition."""
+    """A group's progress in one partition. `blocker`: the transaction that its readers wait for."""
 
     partition: str
+    topic: str
+    number: int
     member: str
     committed: int
     last_stable: int | None
@@ -47,6 +53,7 @@ class GroupPartitionRow(Value, kw_only=True):
     passed_markers: int
     passed_aborted: int
     held_back_count: int | None
+    blocker: Holder | None
     is_pending: bool
 
 
@@ -85,7 +92,8 @@ def build_groups(
     state: ConsoleState, now_ms: int, query: ListQuery | None = None, *, page_rows: int = PAGE_ROWS
 ) -> GroupsPage:
     """Build the list of groups, in pages of `page_rows`."""
-    rows = [_build_row(state, group_id) for group_id in state.snapshot.groups.groups]
+    blockers = find_blockers(state)
+    rows = [_build_row(state, group_id, blockers) for group_id in state.snapshot.groups.groups]
     rows.sort(key=lambda row: (-(row.offset_lag if row.data_lag is None else row.data_lag), row.group_id))
     query = query or ListQuery()
     chosen = select_rows(rows, query, lambda row: row.group_id, page_rows=page_rows)
@@ -105,13 +113,13 @@ def build_group(state: ConsoleState, group_id: str, now_ms: int) -> GroupPage:
     members = () if group is None else group.members
     assigned = {at: member.client_id for member in members for at in member.partitions}
     offsets = facts.offsets.get(group_id, {})
-    known = state.snapshot.topics.offsets
+    known, blockers = state.snapshot.topics.offsets, find_blockers(state)
     return GroupPage(
         info=_describe(state, f"Group {group_id}", now_ms),
         group_id=group_id,
-        row=None if group is None else _build_row(state, group_id),
+        row=None if group is None else _build_row(state, group_id, blockers),
         partitions=tuple(
-            _build_partition(at, offset, known.get(at), assigned.get(at, ""))
+            _build_partition(at, offset, known.get(at), assigned.get(at, ""), blockers.get(at))
             for at, offset in sorted(offsets.items(), key=lambda each: str(each[0]))
         ),
         members=tuple(
@@ -133,7 +141,9 @@ def _describe(state: ConsoleState, title: str, now_ms: int) -> PageInfo:
     return describe_page(title, snapshot, [snapshot.groups.status, snapshot.topics.status], now_ms)
 
 
-def _build_row(state: ConsoleState, group_id: str) -> GroupRow:
+def _build_row(
+    state: ConsoleState, group_id: str, blockers: Mapping[TopicPartition, AssessedTransaction]
+) -> GroupRow:
     facts = state.snapshot.groups
     group = facts.groups[group_id]
     offsets = facts.offsets.get(group_id, {})
@@ -148,6 +158,7 @@ def _build_row(state: ConsoleState, group_id: str) -> GroupRow:
         offset_lag=sum(max(0, at.last_stable - offset.committed) for offset, at in pairs),
         held_back_count=sum(at.held_back_count for _, at in pairs),
         pending_count=sum(offset.is_pending for offset in offsets.values()),
+        blockers=describe_holders(blockers[at] for at in offsets if at in blockers),
     )
 
 
@@ -158,10 +169,16 @@ def _sum_data_lag(offsets: Iterable[GroupOffset]) -> int | None:
 
 
 def _build_partition(
-    at: TopicPartition, offset: GroupOffset, known: PartitionOffsets | None, member: str
+    at: TopicPartition,
+    offset: GroupOffset,
+    known: PartitionOffsets | None,
+    member: str,
+    blocker: AssessedTransaction | None,
 ) -> GroupPartitionRow:
     return GroupPartitionRow(
         partition=str(at),
+        topic=at.topic,
+        number=at.partition,
         member=member,
         committed=offset.committed,
         last_stable=None if known is None else known.last_stable,
@@ -170,5 +187,6 @@ def _build_partition(
         passed_markers=offset.passed_markers,
         passed_aborted=offset.passed_aborted,
         held_back_count=None if known is None else known.held_back_count,
+        blocker=None if blocker is None else describe_holder(blocker),
         is_pending=offset.is_pending,
     )

@@ -1,7 +1,7 @@
 """The first page: health in words, the reason, and the command that mends it. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tallystick.console.model import commands
@@ -10,6 +10,7 @@ from tallystick.console.model.snapshot import NEVER_MS, PartStatus, Snapshot, St
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.model.transactions import AssessedTransaction, find_oldest_ms
 from tallystick.console.views.events import EventRow, list_last_events
+from tallystick.console.views.holders import find_blockers, index_groups, list_waiting_groups
 from tallystick.console.views.page import PageInfo, describe_page, list_failures
 from tallystick.console.views.refusals import NoWrites, list_refusals
 from tallystick.console.views.texts import format_bytes, format_duration, pluralize
@@ -25,6 +26,9 @@ class Problem(Value, kw_only=True):
 
     key     of the transaction in a URL; empty if it is not one transaction's
     prefix  of a Spark query, if the problem is the same for several of its transactions
+    age_ms           of the oldest of these transactions; None if there is none, or its age is not known
+    held_back_count  records that readers of committed records cannot see because of them
+    groups           that wait for these records
     """
 
     health: str
@@ -33,6 +37,9 @@ class Problem(Value, kw_only=True):
     command: str
     key: str = ""
     prefix: str = ""
+    age_ms: int | None = None
+    held_back_count: int = 0
+    groups: tuple[str, ...] = ()
 
 
 class StoreSummary(Value, kw_only=True):
@@ -92,9 +99,9 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
     problems = [
         *map(_describe_refusal, refusals),
         *_list_read_failures(snapshot),
-        *_describe_problems(filter(_is_problem, transactions)),
+        *_describe_problems(state, now_ms),
     ]
-    problems.sort(key=lambda problem: SEVERITY[Health(problem.health)])
+    problems.sort(key=_rank)
     open_ones = [each for each in transactions if each.is_open]
     in_doubt = [each for each in open_ones if each.views.is_two_phase]
     offsets = snapshot.topics.offsets.values()
@@ -188,30 +195,49 @@ def _is_problem(each: AssessedTransaction) -> bool:
     return each.health not in (Health.OK, Health.UNSETTLED)
 
 
-def _describe_problem(each: AssessedTransaction) -> Problem:
-    return Problem(
-        health=each.health.value,
-        subject=each.transactional_id or build_key(each),
-        reason=each.assessment.reason,
-        command=each.assessment.command,
-        key=build_key(each),
+# Sides that differ and full disks first, then what has to be ended, by what it holds back, then the rest.
+_TIERS: Final = {Health.BROKEN: 0, Health.REFUSING: 1, Health.UNKNOWN: 3, Health.SLOW: 4}
+_TO_BE_ENDED: Final = 2
+
+
+def _rank(problem: Problem) -> tuple[int, ...]:
+    """Return the place of a problem: what hurts most comes first."""
+    health = Health(problem.health)
+    hurt = (problem.held_back_count, len(problem.groups))
+    return (
+        _TIERS.get(health, _TO_BE_ENDED),
+        *(-count for count in hurt),
+        SEVERITY[health],
+        -(problem.age_ms or 0),
     )
 
 
-def _describe_problems(transactions: Iterable[AssessedTransaction]) -> Iterator[Problem]:
+def _describe_problems(state: ConsoleState, now_ms: int) -> Iterator[Problem]:
     """Describe what one command ends of a Spark query as one problem: it may be hundreds of transactions."""
     together: dict[object, list[AssessedTransaction]] = {}
-    for each in transactions:
+    for each in filter(_is_problem, state.transactions):
         spark = each.views.spark
         key = (spark.prefix, each.assessment) if spark is not None and each.assessment.command else id(each)
         together.setdefault(key, []).append(each)
+    blockers, groups = find_blockers(state), index_groups(state.snapshot)
     for some in together.values():
-        problem, spark = _describe_problem(some[0]), some[0].views.spark
-        if len(some) == 1 or spark is None:
-            yield problem
-            continue
-        subject = f"{spark.prefix}, {pluralize(len(some), 'transaction')}"
-        yield replace(problem, subject=subject, key="", prefix=spark.prefix)
+        first = some[0]
+        waiting = {name for each in some for name in list_waiting_groups(each, blockers, groups)}
+        problem = Problem(
+            health=first.health.value,
+            subject=first.transactional_id or build_key(first),
+            reason=first.assessment.reason,
+            command=first.assessment.command,
+            key=build_key(first),
+            age_ms=find_oldest_ms(some, now_ms),
+            held_back_count=sum(each.held_back_count for each in some),
+            groups=tuple(sorted(waiting)),
+        )
+        spark = first.views.spark
+        if len(some) > 1 and spark is not None:
+            subject = f"{spark.prefix}, {pluralize(len(some), 'transaction')}"
+            problem = replace(problem, subject=subject, key="", prefix=spark.prefix)
+        yield problem
 
 
 def _describe_refusal(each: NoWrites) -> Problem:

@@ -8,10 +8,11 @@ have happened, or to be missing, but not when.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tallystick.console.model.assessment import SparkRole, Stage, StoreSide
+from tallystick.console.model.assessment import SparkRole, StoreSide, find_lost_outcome
 from tallystick.console.model.transactions import AssessedTransaction
 from tallystick.dualwrite.rules.recovery import Finding
 from tallystick.kernel.value import Value
+from tallystick.spark.protocol.decide import ParticipantOutcome
 
 ROW_HEIGHT: Final = 44
 STEP_WIDTH: Final = 150
@@ -88,7 +89,8 @@ def _list_decision_events(each: AssessedTransaction) -> Iterable[TimelineEvent]:
     views = each.views
     if views.store is not None:
         finding = views.store.finding
-        is_done = finding in _COMMITTED_IN_DATABASE or each.stage is Stage.ENDING
+        state = "" if views.description is None else views.description.state
+        is_done = finding in _COMMITTED_IN_DATABASE or state == "PrepareCommit"
         yield TimelineEvent(
             row=views.store.store.name,
             label=_DATABASE_LABELS.get(finding) or ("committed" if is_done else "not committed"),
@@ -104,6 +106,7 @@ def _list_decision_events(each: AssessedTransaction) -> Iterable[TimelineEvent]:
             label="decided" if is_done else _UNDECIDED_LABELS.get(views.spark.role, "not decided"),
             at_ms=decision.decided_ms if decision is not None and is_done else None,
             is_done=is_done,
+            is_wrong=find_lost_outcome(views, views.spark) is not None,
         )
 
 
@@ -136,7 +139,12 @@ _UNDECIDED_LABELS: Final = {SparkRole.UNREAD: "decisions not read"}
 
 def _list_end_events(each: AssessedTransaction) -> Iterable[TimelineEvent]:
     views = each.views
-    if views.description is not None and not views.is_stranger:
+    lost = None if views.spark is None else find_lost_outcome(views, views.spark)
+    if lost is not None:
+        is_aborted = lost is ParticipantOutcome.ABORTED
+        label = "aborted" if is_aborted else lost.value
+        yield TimelineEvent(row="coordinator", label=label, at_ms=None, is_done=is_aborted, is_wrong=True)
+    elif views.description is not None and not views.is_stranger:
         yield _build_coordinator_end(views.description.state, views.store)
     for row, count in _group_partitions(each):
         yield TimelineEvent(

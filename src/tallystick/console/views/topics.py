@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 
+from tallystick.console.model.snapshot import PartitionOffsets
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.model.transactions import AssessedTransaction
+from tallystick.console.views.holders import find_holders, index_groups
 from tallystick.console.views.lists import PAGE_ROWS, ListQuery, select_rows
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.records import RecordsView
-from tallystick.console.views.transactions import build_key
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value, replace
 
@@ -24,7 +25,10 @@ class TopicRow(Value, kw_only=True):
 
 
 class PartitionRow(Value, kw_only=True):
-    """A partition. `holder` is the URL's key of the transaction at its last stable offset."""
+    """A partition. `holder` is the URL's key of the transaction at its last stable offset.
+
+    groups  that read it
+    """
 
     partition: int
     start: int | None
@@ -35,6 +39,7 @@ class PartitionRow(Value, kw_only=True):
     open_count: int
     holder: str
     holder_health: str
+    groups: tuple[str, ...]
 
 
 class TopicsPage(Value, kw_only=True):
@@ -100,14 +105,22 @@ def build_topic(
     """Build the page of one topic, with records if the URL asks for some."""
     facts = state.snapshot.topics
     by_partition = _index_transactions(state)
+    holders, groups = find_holders(state), index_groups(state.snapshot)
     count = facts.partition_counts.get(name, 0)
     return TopicPage(
         info=_describe(state, f"Topic {name}", now_ms),
         name=name,
         is_known=name in facts.partition_counts,
         partitions=tuple(
-            _view_partition(state, TopicPartition(name, number), by_partition, now_ms)
-            for number in range(count)
+            _view_partition(
+                at,
+                facts.offsets.get(at),
+                holders.get(at),
+                now_ms,
+                open_count=len(by_partition[at]),
+                groups=groups.get(at, ()),
+            )
+            for at in (TopicPartition(name, number) for number in range(count))
         ),
         records=records,
         problem=problem,
@@ -128,13 +141,14 @@ def _index_transactions(state: ConsoleState) -> dict[TopicPartition, list[Assess
 
 
 def _view_partition(
-    state: ConsoleState,
     at: TopicPartition,
-    by_partition: dict[TopicPartition, list[AssessedTransaction]],
+    offsets: PartitionOffsets | None,
+    holder: AssessedTransaction | None,
     now_ms: int,
+    *,
+    open_count: int,
+    groups: tuple[str, ...],
 ) -> PartitionRow:
-    offsets = state.snapshot.topics.offsets.get(at)
-    holder = _find_holder(by_partition[at], at)
     is_held = offsets is not None and offsets.held_back_count > 0
     return PartitionRow(
         partition=at.partition,
@@ -143,18 +157,8 @@ def _view_partition(
         end=None if offsets is None else offsets.end,
         held_back_count=None if offsets is None else offsets.held_back_count,
         held_back_ms=holder.views.compute_age_ms(now_ms) if holder is not None and is_held else None,
-        open_count=len(by_partition[at]),
-        holder="" if holder is None else build_key(holder),
+        open_count=open_count,
+        holder="" if holder is None else holder.key,
         holder_health="" if holder is None else holder.health.value,
+        groups=groups,
     )
-
-
-def _find_holder(transactions: list[AssessedTransaction], at: TopicPartition) -> AssessedTransaction | None:
-    """Return the transaction that begins first in the partition, which its readers wait for."""
-    starts = [
-        (case.transaction.start_offset, number)
-        for number, each in enumerate(transactions)
-        for case in each.views.cases
-        if case.transaction.partition == at
-    ]
-    return transactions[min(starts)[1]] if starts else None

@@ -9,12 +9,15 @@ from tallystick.console.model import commands
 from tallystick.console.model.assessment import SparkSide, Stage, StoreSide
 from tallystick.console.model.snapshot import PartitionOffsets, Snapshot
 from tallystick.console.model.state import ConsoleState
+from tallystick.console.model.transactions import find_views
 from tallystick.console.views.history import HistoryView, view_history
+from tallystick.console.views.holders import Holder, describe_holder, find_blockers, index_groups
 from tallystick.console.views.page import PageInfo, describe_page, is_incomplete
 from tallystick.console.views.texts import format_identity
 from tallystick.console.views.timeline import Timeline, draw, list_events
 from tallystick.console.views.transactions import TransactionRow, build_key, build_row
 from tallystick.dualwrite.rules.model import to_columns
+from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
 
 
@@ -24,9 +27,13 @@ class TransactionPartition(Value, kw_only=True):
     start_offset     first record of the transaction there; None if the leader knows nothing of it
     last_record_ms   time of its last record, chosen by the producer
     held_back_count  records behind the last stable offset, by whichever transaction is first
+    blocker          that transaction, if it is another one
+    groups           that read the partition
     """
 
     partition: str
+    topic: str
+    number: int
     start_offset: int | None
     producer: str | None
     coordinator_epoch: int | None
@@ -34,6 +41,8 @@ class TransactionPartition(Value, kw_only=True):
     last_stable_offset: int | None
     end_offset: int | None
     held_back_count: int | None
+    blocker: Holder | None
+    groups: tuple[str, ...]
     finding: str
     verdict: str
 
@@ -116,6 +125,7 @@ def build_transaction(
     views = each.views
     row = build_row(each, now_ms)
     cases = {case.transaction.partition: case for case in views.cases}
+    blockers, groups = find_blockers(state), index_groups(snapshot)
     return TransactionPage(
         info=info,
         key=key,
@@ -123,7 +133,13 @@ def build_transaction(
         timeline=draw(list_events(each)),
         coordinator=None if views.description is None else _view_coordinator(views.description),
         partitions=tuple(
-            _view_partition(str(at), cases.get(at), snapshot.topics.offsets.get(at))
+            _view_partition(
+                at,
+                cases.get(at),
+                snapshot.topics.offsets.get(at),
+                describe_holder(blockers[at]) if blockers.get(at, each) is not each else None,
+                groups.get(at, ()),
+            )
             for at in sorted(views.partitions, key=str)
         ),
         database=None if views.store is None else _view_database(views.store),
@@ -147,6 +163,14 @@ def find_open_state(snapshot: Snapshot, transactional_id: str) -> str:
     """Return the state that commits what an id has in doubt; empty if it has nothing, as last read."""
     description = snapshot.transactions.descriptions.get(transactional_id)
     return format_identity(description.writer) if description is not None and description.in_doubt else ""
+
+
+def find_decider(snapshot: Snapshot, transactional_id: str) -> str:
+    """Return the store or the Spark query that decides an id, as last read; empty if none is known."""
+    views = find_views(snapshot, transactional_id)
+    if views.store is not None:
+        return views.store.store.name
+    return f"the Spark query {views.spark.prefix}" if views.spark is not None else ""
 
 
 def _build_closed(
@@ -204,11 +228,17 @@ def _view_coordinator(description: TransactionDescription) -> CoordinatorView:
 
 
 def _view_partition(
-    name: str, case: HangingCase | None, offsets: PartitionOffsets | None
+    at: TopicPartition,
+    case: HangingCase | None,
+    offsets: PartitionOffsets | None,
+    blocker: Holder | None,
+    groups: tuple[str, ...],
 ) -> TransactionPartition:
     transaction = None if case is None else case.transaction
     return TransactionPartition(
-        partition=name,
+        partition=str(at),
+        topic=at.topic,
+        number=at.partition,
         start_offset=None if transaction is None else transaction.start_offset,
         producer=None if transaction is None else format_identity(transaction.writer),
         coordinator_epoch=None if transaction is None else transaction.coordinator_epoch,
@@ -216,6 +246,8 @@ def _view_partition(
         last_stable_offset=None if offsets is None else offsets.last_stable,
         end_offset=None if offsets is None else offsets.end,
         held_back_count=None if offsets is None else offsets.held_back_count,
+        blocker=blocker,
+        groups=groups,
         finding="nothing of it is open here" if case is None else case.finding.value,
         verdict="" if case is None else case.verdict.value,
     )

@@ -32,7 +32,7 @@ from tallystick.console.actions.results import ActionOutcome, ActionResult
 from tallystick.console.actions.service import ActionService
 from tallystick.console.collect.feed import StateFeed
 from tallystick.console.views.page import PageInfo, describe_page
-from tallystick.console.views.transaction import find_open_state
+from tallystick.console.views.transaction import find_decider, find_open_state
 from tallystick.console.web.guard import Refusal, check_embedding, check_form_origin, name_user
 from tallystick.kernel.value import Value, replace
 from tallystick.security.http_auth import HttpCredentials
@@ -76,6 +76,7 @@ class ActionPage(Value, kw_only=True):
     chosen    what the URL has, for the form in which it is chosen
     targets   where offsets of a group can go
     open_state  what the id has in doubt, when it was last read; "" if nothing
+    decided_by  the store or the Spark query that decides the id, as far as it is read here
     """
 
     info: PageInfo
@@ -89,6 +90,7 @@ class ActionPage(Value, kw_only=True):
     chosen: Mapping[str, str] = {}
     targets: tuple[str, ...] = ()
     open_state: str = ""
+    decided_by: str = ""
 
 
 class ResultPage(Value, kw_only=True):
@@ -134,6 +136,7 @@ class ActionPages:
             chosen=dict(request.query_params),
             targets=tuple(target.value for target in ResetTarget),
             open_state=find_open_state(self._feed.state.snapshot, key),
+            decided_by=find_decider(self._feed.state.snapshot, key),
         )
         try:
             action = build_request(kind, key, request.query_params)

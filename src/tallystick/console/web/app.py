@@ -126,6 +126,7 @@ def _load_templates(*, allows_actions: bool) -> Environment:
         "menu": MENU,
         "no_state": NO_STATE,
         "version": __version__,
+        "allows_actions": allows_actions,
         "find_action_url": find_action_url if allows_actions else _find_nothing,
         "find_reset_url": find_reset_url if allows_actions else _find_nothing,
     }

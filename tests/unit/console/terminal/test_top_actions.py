@@ -239,7 +239,7 @@ def test_what_no_reason_makes_right_cannot_be_confirmed() -> None:
 
 
 @pytest.mark.gate(0)
-def test_a_prepared_transaction_is_completed_by_the_state_that_was_typed() -> None:
+def test_an_orphan_is_committed_as_the_database_says() -> None:
     orphan = settle(make_snapshot(describe(NAME, age_ms=2_000_000)))
     outlook = CompletionOutlook(outcome="commit", text="it is exactly this one", sends_request=True)
     stage = Stage(
@@ -248,15 +248,14 @@ def test_a_prepared_transaction_is_completed_by_the_state_that_was_typed() -> No
 
     async def steps(screen: Screen) -> None:
         await screen.press("2", "enter", "a")
-        assert see(screen, "Open is 5:3")
-        assert see(screen, "State that the other side has stored: not given yet")
-        await screen.press("enter", *"5-3", "enter")
-        assert see(screen, "state: ")
-        await screen.press("escape", "enter", *"5:3", "enter")
+        assert see(screen, "Commit: It says 5:3.")
+        assert see(screen, "Abort: It says anything else, or there is no row.")
+        await screen.move_to("Commit: ")
+        await screen.press("enter")
         await screen.wait_until(lambda: "This is a dry run" in screen.text)
         assert see(screen, "By state 5:3: it is exactly this one.")
         await screen.move_to("To be typed")
-        await screen.press("enter", *NAME, "enter")
+        await screen.press("enter", *"its row says so", "enter", *NAME, "enter")
         await screen.wait_until(lambda: f"done  {DONE}" in screen.text)
 
     stage.play(orphan, steps)

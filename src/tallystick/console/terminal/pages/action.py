@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tallystick.console.actions.plan import ActionPlan, Guard, PlannedSide
-from tallystick.console.actions.request import ActionAddress, ActionKind
+from tallystick.console.actions.request import ActionKind
 from tallystick.console.actions.results import ActionOutcome, ActionResult
 from tallystick.console.model.escaped import show
 from tallystick.console.model.state import ConsoleState
@@ -24,10 +24,10 @@ from tallystick.console.terminal.lines import (
     heading,
     say,
 )
-from tallystick.console.terminal.prompts import LENGTH_MAX, ask_field, ask_to_confirm
+from tallystick.console.terminal.prompts import LENGTH_MAX, ask_to_confirm
 from tallystick.console.terminal.routes import Route
 from tallystick.console.views.page import PageInfo, describe_page
-from tallystick.console.views.transaction import find_open_state
+from tallystick.console.views.transaction import find_decider, find_open_state
 from tallystick.kernel.value import replace
 
 _ROLES: Final = {
@@ -45,7 +45,7 @@ def build(
         stage = begin_stage(route.action)
     if stage is None:
         return describe_page("Action", state.snapshot, (), now_ms), []
-    return _describe(state, stage, now_ms), list(_list_blocks(stage, state))
+    return _describe(state, stage, now_ms), list(_list_blocks(stage, state, route))
 
 
 def _describe(state: ConsoleState, stage: ActionStage, now_ms: int) -> PageInfo:
@@ -57,7 +57,7 @@ def _describe(state: ConsoleState, stage: ActionStage, now_ms: int) -> PageInfo:
     return replace(info, age_ms=max(0, now_ms - stage.planned_ms), failures=stage.plan.failures)
 
 
-def _list_blocks(stage: ActionStage, state: ConsoleState) -> Iterator[Block]:
+def _list_blocks(stage: ActionStage, state: ConsoleState, route: Route) -> Iterator[Block]:
     if stage.result is not None:
         yield from _list_result(stage.result)
         return
@@ -73,31 +73,37 @@ def _list_blocks(stage: ActionStage, state: ConsoleState) -> Iterator[Block]:
     elif stage.request is not None and not stage.problem:
         yield Paragraph((say("The dry run is made: both sides are read.", TextRole.QUIET),))
         return
-    yield from _list_choices(stage.address, state)
+    yield from _list_choices(stage, state, route)
 
 
 # ------------------------------------------------------------------------------------- choices
 
 
-def _list_choices(address: ActionAddress, state: ConsoleState) -> Iterator[Block]:
+def _list_choices(stage: ActionStage, state: ConsoleState, route: Route) -> Iterator[Block]:
     """List what can be chosen: for a dry run, or for another one."""
-    if address.kind is ActionKind.COMPLETE:
-        yield blank()
-        open_state = find_open_state(state.snapshot, address.subject)
-        if open_state:
-            yield Paragraph((say("Open is "), say(open_state, TextRole.STRONG)))
-        yield from _list_state_choice(address)
-
-
-def _list_state_choice(address: ActionAddress) -> Iterator[Block]:
-    stored = address.query.get("state")
-    note = (
-        "The state that the other side has stored, as producerId:epoch: the one that is open commits. "
-        "Any other, and nothing, aborts; that needs a reason."
-    )
-    anchor = Anchor(name="state", prompt=ask_field(address, "state", note, stored or ""))
-    text = "not given yet" if stored is None else stored or "none is stored"
-    yield Paragraph((say("State that the other side has stored: "), say(text, TextRole.STRONG)), anchor)
+    address = stage.address
+    if address.kind is not ActionKind.COMPLETE:
+        return
+    yield blank()
+    open_state = find_open_state(state.snapshot, address.subject)
+    decider = find_decider(state.snapshot, address.subject)
+    if not open_state:
+        yield Paragraph((say("Nothing of it was in doubt when it was last read."),))
+        return
+    text = f"{decider} decides this id: resolve it instead, which reads its decision."
+    if not decider:
+        text = (
+            "No database and no decision log that is read here knows this id. If its service uses another "
+            "database, start with --store URL. Else look up its prepared_transaction_state there."
+        )
+    yield Paragraph((say(text),))
+    for name, stored, reason in (
+        ("Commit", open_state, f"It says {open_state}."),
+        ("Abort", "", "It says anything else, or there is no row."),
+    ):
+        action = replace(address, query={**address.query, "state": stored})
+        anchor = Anchor(name=name, target=replace(route, action=action), reason="Enter makes the dry run.")
+        yield Paragraph((say(f"{name}: ", TextRole.STRONG), say(reason)), anchor)
 
 
 # ------------------------------------------------------------------------------------- dry run

@@ -82,6 +82,13 @@ def list_problem(problem: Problem) -> Iterator[Block]:
     yield Paragraph(
         (badge(problem.health), say("  "), say(problem.subject, TextRole.STRONG)), anchor, indent=4
     )
+    hurts = [f"for {format_duration(problem.age_ms)}"] if problem.age_ms is not None else []
+    if problem.held_back_count:
+        waiting = f" from {', '.join(problem.groups[:3])}" if problem.groups else ""
+        more = f" and {len(problem.groups) - 3} more" if len(problem.groups) > 3 else ""
+        hurts.append(f"{pluralize(problem.held_back_count, 'record')} held back{waiting}{more}")
+    if hurts:
+        yield Paragraph((say("    "), say("; ".join(hurts), TextRole.QUIET)), indent=4)
     yield Paragraph((say("    "), say(problem.reason)), indent=4)
     if problem.command:
         yield Command(problem.command, Anchor(name=f"{anchor.name} command", command=problem.command), 4)
