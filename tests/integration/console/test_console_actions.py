@@ -155,6 +155,31 @@ def test_a_dead_writer_is_resolved_by_its_row(
     assert scene.place.where in intent["state"]
 
 
+@pytest.mark.gate(0)
+def test_several_dead_writers_of_a_store_are_resolved_together(scene: Scene) -> None:
+    """Each as its own row says: one was decided, the other was not."""
+    names = [f"{scene.name}-decided", f"{scene.name}-undecided"]
+    for name, strike in zip(names, ("commit database", "record"), strict=True):
+        config = {**scene.cluster, "transactional.id": name, "topic": scene.name}
+        scene.lives.live(scene.place, config, pay=next(_serial), strike=None)
+        scene.lives.live(scene.place, config, pay=next(_serial), strike=Strike(strike, after=True))
+
+    async def story(operator: Operator) -> None:
+        for name in names:
+            await operator.see_health(name, "recover")
+        store = quote(scene.place.where, safe="")
+        ids = "&".join(f"id={name}" for name in names)
+        form = read_form((await operator.get(f"/actions/resolve-rows/{store}?{ids}")).text)
+        assert "Resolve 2 transactions of" in form.text
+        expect_done(await operator.send(form, "2"))
+        await operator.see_green(scene.name)
+
+    scene.play(story)
+    assert scene.count_committed() == 3
+    lines = [(line["subject"], line["event"]) for line in scene.read_audit()]
+    assert lines == [(name, event) for name in names for event in ("intent", "result")]
+
+
 @pytest.fixture(params=["postgresql+psycopg", "mysql+pymysql", "rocksdb", "zookeeper"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     match request.param:

@@ -30,6 +30,7 @@ from tallystick.console.actions.request import (
     ResetTarget,
     ResolvePrefix,
     ResolveRow,
+    ResolveRows,
     build_request,
     find_action_url,
     find_reset_url,
@@ -55,6 +56,11 @@ TARGETS = st.one_of(
 )
 REQUESTS = st.one_of(
     st.builds(ResolveRow, transactional_id=IDS, store=IDS),
+    st.builds(
+        ResolveRows,
+        store=IDS,
+        transactional_ids=st.lists(IDS, min_size=1, max_size=4, unique=True).map(tuple),
+    ),
     st.builds(ResolvePrefix, prefix=IDS, store=st.none() | IDS),
     st.builds(
         AbortPartition,
@@ -78,8 +84,9 @@ def read_url(url: str) -> ActionRequest | None:
     parts = urlsplit(url)
     _, root, kind, key = parts.path.split("/")
     assert root == "actions"
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    return build_request(ActionKind(kind), unquote(key), query)
+    fields = parse_qsl(parts.query, keep_blank_values=True)
+    ids = [value for name, value in fields if name == "id"]
+    return build_request(ActionKind(kind), unquote(key), dict(fields), ids)
 
 
 @given(REQUESTS)
@@ -97,6 +104,8 @@ def test_an_action_that_a_page_names_as_a_command_is_found_in_it(request: Action
         case ResetOffsets():  # is offered for every group, and not by a command
             assert url == ""
             assert read_url(find_reset_url(request.group_id)) is None
+        case ResolveRows():  # is offered for a selection
+            assert url.startswith("/actions/resolve/")
         case _:
             assert read_url(url) == request
 
@@ -105,6 +114,7 @@ def test_an_action_that_a_page_names_as_a_command_is_found_in_it(request: Action
     "request_",
     [
         ResolveRow(transactional_id="pay-1", store=STORE),
+        ResolveRows(store=STORE, transactional_ids=("pay-1", "pay-2")),
         ResolvePrefix(prefix="loud"),
         ResolvePrefix(prefix="loud", store=STORE),
         AbortPartition(partition=TopicPartition("orders", 3), start_offset=7),
@@ -199,6 +209,7 @@ def test_what_has_to_be_typed_can_be_seen_and_typed(subject: str) -> None:
     [
         (ActionKind.RESOLVE, "", {"store": "s"}, "no id"),
         (ActionKind.RESOLVE, "a", {}, "no store"),
+        (ActionKind.RESOLVE_ROWS, "s", {}, "0 ids are selected"),
         (ActionKind.ABORT, "orders", {"start-offset": "1"}, "not a partition"),
         (ActionKind.ABORT, "-0", {"start-offset": "1"}, "not a partition"),
         (ActionKind.ABORT, "orders-x", {"start-offset": "1"}, "not a partition"),

@@ -27,6 +27,7 @@ from tallystick.console.actions.request import (
     ResetOffsets,
     ResolvePrefix,
     ResolveRow,
+    ResolveRows,
 )
 from tallystick.console.actions.results import (
     MEANINGS,
@@ -57,6 +58,8 @@ def carry_out(
         match request:
             case ResolveRow():
                 return _resolve_row(config, request, plan)
+            case ResolveRows():
+                raise TypeError("several ids are resolved one by one: `split_action`")
             case ResolvePrefix():
                 return _resolve_prefix(config, request, reading, plan)
             case AbortPartition():

@@ -7,9 +7,9 @@ twice, or is sent by a page of another site, changes nothing. Pure: tokens and t
 from typing import Any, Final
 
 from tallystick.console.actions.plan import ActionPlan, Guard
-from tallystick.console.actions.readings import Reading
-from tallystick.console.actions.request import ActionRequest
-from tallystick.kernel.value import Value
+from tallystick.console.actions.readings import Reading, RowsReading
+from tallystick.console.actions.request import ActionRequest, ResolveRow, ResolveRows
+from tallystick.kernel.value import Value, replace
 
 PENDING_MAX: Final = 64
 PENDING_AGE_MS_MAX: Final = 15 * 60_000
@@ -40,6 +40,23 @@ class Submission(Value, kw_only=True):
     confirmation: str
     reason: str
     user: str
+
+
+def split_action(pending: PendingAction) -> tuple[PendingAction, ...]:
+    """Return the actions that a confirmed dry run consists of: one, or one for each of its ids."""
+    request, reading = pending.request, pending.reading
+    if not isinstance(request, ResolveRows) or not isinstance(reading, RowsReading):
+        return (pending,)
+    readings = {each.transactional_id: each for each in reading.readings}
+    return tuple(
+        replace(
+            pending,
+            request=ResolveRow(transactional_id=part.subject, store=request.store),
+            plan=part,
+            reading=readings[part.subject],
+        )
+        for part in pending.plan.parts
+    )
 
 
 class PendingActions:

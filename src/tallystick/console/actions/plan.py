@@ -55,6 +55,7 @@ class ActionPlan(Value, kw_only=True):
     failures      what could not be read, and why: the next attempt may fail in other words
     look_ups      what to look at if the outcome stays unknown
     fingerprint   what the digest covers beyond what is shown
+    parts         of an action on several ids: the sealed dry run of each
     digest        of all that decides what would be done; "" until `seal_plan`
     """
 
@@ -72,15 +73,18 @@ class ActionPlan(Value, kw_only=True):
     failures: tuple[str, ...] = ()
     look_ups: tuple[LookUp, ...] = ()
     fingerprint: str = ""
+    parts: tuple["ActionPlan", ...] = ()
     digest: str = ""
 
 
 def seal_plan(plan: ActionPlan) -> ActionPlan:
     """Return the plan with its digest: of everything but texts that change by themselves.
 
-    Consequences grow while others write; the same failure has many texts.
+    Consequences grow while others write; the same failure has many texts. Parts count by their digests.
     """
-    content = msgspec.to_builtins(replace(plan, consequences=(), failures=(), digest=""))
+    digests = [part.digest for part in plan.parts]
+    steady = replace(plan, consequences=(), failures=(), parts=(), digest="")
+    content = [msgspec.to_builtins(steady), *digests]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return replace(plan, digest=hashlib.sha256(text.encode()).hexdigest())
 
@@ -89,9 +93,9 @@ def list_changes(before: ActionPlan, after: ActionPlan) -> tuple[str, ...]:
     """Return what has changed between two dry runs of an action, a sentence each; none if nothing has."""
     if before.digest == after.digest:
         return ()
+    changes = _list_changed_parts(before, after)
     earlier = {side.name: side for side in before.sides}
     later = {side.name: side for side in after.sides}
-    changes: list[str] = []
     for name in dict.fromkeys([*earlier, *later]):
         was = earlier[name].now if name in earlier else ()
         now = later[name].now if name in later else ()
@@ -102,6 +106,16 @@ def list_changes(before: ActionPlan, after: ActionPlan) -> tuple[str, ...]:
             changes.append(f"{name}, would be now: {effect}")
     changes += [f"now: {each}" for each in after.objections if each not in before.objections]
     return tuple(changes) or ("the dry run is another one now",)
+
+
+def _list_changed_parts(before: ActionPlan, after: ActionPlan) -> list[str]:
+    earlier = {part.subject: part for part in before.parts}
+    later = {part.subject: part for part in after.parts}
+    changes = [f"{name} would be left alone now" for name in earlier if name not in later]
+    changes += [f"{name} would not be left alone now" for name in later if name not in earlier]
+    for name in earlier.keys() & later.keys():
+        changes += [f"{name}: {each}" for each in list_changes(earlier[name], later[name])]
+    return sorted(changes)
 
 
 def describe_state(plan: ActionPlan) -> str:

@@ -7,6 +7,7 @@ a stored state. What is added here is what an operator has to be told before any
     action                  the other side                                        plan
     resolve                 recovery would commit or abort it                     ready
     resolve                 recovery would do nothing, or must not decide         refused
+    resolve several         at least one of them is ready; the others are left alone ready
     resolve a prefix        all that is decided is or can be committed            ready
     resolve a prefix        nothing is open, or a decided one is lost             refused
     complete by a state     the state comes to a commit                           ready
@@ -27,6 +28,7 @@ from tallystick.console.actions.readings import (
     PrefixReading,
     Reading,
     ResetReading,
+    RowsReading,
     TransactionReading,
 )
 from tallystick.console.actions.request import (
@@ -37,6 +39,7 @@ from tallystick.console.actions.request import (
     ResetOffsets,
     ResolvePrefix,
     ResolveRow,
+    ResolveRows,
     format_action_command,
     format_confirmation,
     get_kind,
@@ -102,6 +105,8 @@ def plan_action(request: ActionRequest, reading: Reading, servers: str) -> Actio
     match request, reading:
         case ResolveRow(), TransactionReading():
             plan = _plan_resolution(request, reading, servers)
+        case ResolveRows(), RowsReading():
+            plan = _plan_rows(request, reading, servers)
         case ResolvePrefix(), PrefixReading():
             plan = _plan_prefix(request, reading, servers)
         case AbortPartition(), AbortReading():
@@ -166,6 +171,34 @@ def _plan_resolution(request: ResolveRow, reading: TransactionReading, servers: 
         cautions=(*warn_of_lease(side), FENCED),
         look_ups=_list_look_ups(views, servers, _STATES_AFTER[verdict]),
     )
+
+
+def _plan_rows(request: ResolveRows, reading: RowsReading, servers: str) -> ActionPlan:
+    """Plan each id by itself. What cannot be resolved is left alone, and said to be."""
+    plans = [
+        _plan_resolution(
+            ResolveRow(transactional_id=each.transactional_id, store=request.store), each, servers
+        )
+        for each in reading.readings
+    ]
+    parts = tuple(seal_plan(plan) for plan in plans if plan.guard is Guard.READY)
+    left = [
+        f"{plan.subject} is left alone: {' '.join(plan.objections)}"
+        for plan in plans
+        if plan.guard is not Guard.READY
+    ]
+    ids = tuple(part.subject for part in parts)
+    command = commands.resolve_store_command(servers, request.store, *ids)
+    plan = replace(
+        _begin_plan(request, "Resolve", (), servers),
+        title=f"Resolve {pluralize(len(parts), 'transaction')} of {request.store}",
+        confirmation=str(len(parts)),
+        cautions=(*left, FENCED),
+        command=command,
+        look_ups=(LookUp(command=f"{command} --dry-run", meaning="NOTHING as its verdict: it was done."),),
+        parts=parts,
+    )
+    return plan if parts else _refuse(plan, "None of them can be resolved.")
 
 
 def _explain_missing_row(request: ResolveRow, snapshot: Snapshot, side: StoreSide | None) -> str:

@@ -5,7 +5,7 @@ does [DW-5], and by connections that may change nothing.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, TypeVar
 
 from tallystick import spark
@@ -38,6 +38,7 @@ from tallystick.console.actions.readings import (
     PrefixReading,
     Reading,
     ResetReading,
+    RowsReading,
     TransactionReading,
     narrow_prefixes,
     narrow_stores,
@@ -51,6 +52,7 @@ from tallystick.console.actions.request import (
     ResetTarget,
     ResolvePrefix,
     ResolveRow,
+    ResolveRows,
 )
 from tallystick.console.actions.results import describe_exception
 from tallystick.console.collect.decision_reader import DecisionReader, join_prefixes
@@ -124,6 +126,9 @@ class ActionReader:
             case ResolveRow() | ForceTerminate():
                 reading, _ = await self._read_transaction(request.transactional_id)
                 return reading
+            case ResolveRows():
+                found = await self._read_transactions(request.transactional_ids)
+                return RowsReading(readings=tuple(reading for reading, _ in found))
             case CompleteByState():
                 return await self._read_completion(request)
             case AbortPartition():
@@ -145,31 +150,56 @@ class ActionReader:
     # ------------------------------------------------------------------------- one transaction
 
     async def _read_transaction(self, name: str) -> tuple[TransactionReading, TransactionDescription | None]:
+        (found,) = await self._read_transactions([name])
+        return found
+
+    async def _read_transactions(
+        self, names: Sequence[str]
+    ) -> list[tuple[TransactionReading, TransactionDescription | None]]:
         stores = tuple(await asyncio.gather(*(self._read_store(*each) for each in self._stores)))
         pipelines = await self._read_decisions(stores)
         cluster = await self._admin.describe_cluster()
-        answers = await self._admin.describe_transactions([name])
-        failure = answers.failures.get(name)
-        if failure is not None and not isinstance(failure, IdExpired | NotAuthorized | NotSupported):
-            raise failure
-        description = answers.found.get(name)
+        answers = await self._admin.describe_transactions(names)
+        for failure in answers.failures.values():
+            if not isinstance(failure, IdExpired | NotAuthorized | NotSupported):
+                raise failure
         status = PartStatus(read_ms=self._clock.now_ms())
-        snapshot = Snapshot(
+        shared = Snapshot(
             at_ms=self._clock.now_ms(),
             bootstrap_servers=self._config.bootstrap_servers,
             cluster=ClusterFacts(status=status, cluster_id=cluster.cluster_id),
-            transactions=TransactionFacts(
-                status=status,
+            transactions=TransactionFacts(status=status),
+            stores=stores,
+            pipelines=pipelines,
+        )
+        unknown_ids = {name for name, each in answers.failures.items() if isinstance(each, IdExpired)}
+        readings = await asyncio.gather(
+            *(self._read_one(name, answers.found.get(name), unknown_ids, shared) for name in names)
+        )
+        return [(reading, answers.found.get(reading.transactional_id)) for reading in readings]
+
+    async def _read_one(
+        self,
+        name: str,
+        description: TransactionDescription | None,
+        unknown_ids: Collection[str],
+        shared: Snapshot,
+    ) -> TransactionReading:
+        """Narrow what was read of all to one id, and add its partitions."""
+        snapshot = replace(
+            shared,
+            transactions=replace(
+                shared.transactions,
                 descriptions={} if description is None else {name: description},
-                unknown_ids=frozenset({name} if isinstance(failure, IdExpired) else ()),
+                unknown_ids=frozenset({name}.intersection(unknown_ids)),
             ),
-            stores=narrow_stores(stores, name),
-            pipelines=replace(pipelines, prefixes=narrow_prefixes(pipelines.prefixes, name)),
+            stores=narrow_stores(shared.stores, name),
+            pipelines=replace(shared.pipelines, prefixes=narrow_prefixes(shared.pipelines.prefixes, name)),
         )
         reading = TransactionReading(snapshot=snapshot, transactional_id=name)
         if description is None or description.state != "Ongoing":
-            return reading, description
-        return await self._add_partitions(reading, description), description
+            return reading
+        return await self._add_partitions(reading, description)
 
     async def _add_partitions(
         self, reading: TransactionReading, description: TransactionDescription

@@ -34,6 +34,12 @@ class TransactionReading(Value, kw_only=True):
     completion: "CompletionOutlook | None" = None
 
 
+class RowsReading(Value, kw_only=True):
+    """The views of several transactional ids, all read together."""
+
+    readings: tuple[TransactionReading, ...]
+
+
 class CompletionOutlook(Value, kw_only=True):
     """The outcome that `admin.txn.completion` derives from a stored state.
 
@@ -124,4 +130,4 @@ def narrow_prefixes(prefixes: Iterable[PrefixFacts], transactional_id: str) -> t
     )
 
 
-Reading = TransactionReading | AbortReading | PrefixReading | ResetReading
+Reading = TransactionReading | RowsReading | AbortReading | PrefixReading | ResetReading

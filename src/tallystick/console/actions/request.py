@@ -1,6 +1,7 @@
 """The actions of an operator: one value for each, as a URL and as a command line. Pure.
 
     ResolveRow       commit or abort a transaction, as the row of its database says
+    ResolveRows      the same for several ids of one database, each by its own row
     ResolvePrefix    finish what a Spark query left, as its last decision says
     AbortPartition   write an ABORT marker for one transaction in one partition (KIP-664)
     ForceTerminate   abort the open transaction of an id and fence its producer (KIP-939)
@@ -12,18 +13,18 @@ and `find_action_url` reads the action from that.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final, assert_never
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.console.model import commands
 from tallystick.console.model.escaped import show, split_words
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 
 DRY_RUN_PATH: Final = "/actions"
 RUN_PATH: Final = "/run"
@@ -31,6 +32,9 @@ RUN_PATH: Final = "/run"
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}(:[0-9]{1,9}(,[0-9]{1,9}){0,99})?", re.ASCII)
 _TOPICS_MAX: Final = 100
+IDS_MAX: Final = 100
+"""Ids that one dry run resolves: as many as a page lists."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -42,6 +46,7 @@ class ActionKind(Enum):
     """The action of a URL; the value stands in its path."""
 
     RESOLVE = "resolve"
+    RESOLVE_ROWS = "resolve-rows"
     RESOLVE_PREFIX = "resolve-prefix"
     ABORT = "abort"
     FORCE_TERMINATE = "force-terminate"
@@ -54,6 +59,13 @@ class ResolveRow(Value, kw_only=True):
 
     transactional_id: str
     store: str
+
+
+class ResolveRows(Value, kw_only=True):
+    """Recover several ids by their rows in one store, named as in `ResolveRow`."""
+
+    store: str
+    transactional_ids: tuple[str, ...]
 
 
 class ResolvePrefix(Value, kw_only=True):
@@ -129,19 +141,29 @@ class ResetOffsets(Value, kw_only=True):
         return numbers
 
 
-ActionRequest = ResolveRow | ResolvePrefix | AbortPartition | ForceTerminate | CompleteByState | ResetOffsets
+ActionRequest = (
+    ResolveRow
+    | ResolveRows
+    | ResolvePrefix
+    | AbortPartition
+    | ForceTerminate
+    | CompleteByState
+    | ResetOffsets
+)
 
 
 class ActionAddress(Value, kw_only=True):
     """An action as a page is asked for it.
 
-    subject  an id, a prefix, a partition or a group
+    subject  an id, a prefix, a partition, a group, or the store of several ids
     query    what else it needs, as in the URL; the operator has to choose what is missing
+    ids      the ids of an action on several
     """
 
     kind: ActionKind
     subject: str
     query: Mapping[str, str] = {}
+    ids: tuple[str, ...] = ()
 
 
 def get_kind(request: ActionRequest) -> ActionKind:
@@ -149,6 +171,8 @@ def get_kind(request: ActionRequest) -> ActionKind:
     match request:
         case ResolveRow():
             return ActionKind.RESOLVE
+        case ResolveRows():
+            return ActionKind.RESOLVE_ROWS
         case ResolvePrefix():
             return ActionKind.RESOLVE_PREFIX
         case AbortPartition():
@@ -162,8 +186,10 @@ def get_kind(request: ActionRequest) -> ActionKind:
 
 
 def get_subject(request: ActionRequest) -> str:
-    """Return what an action is about: an id, a prefix, a partition or a group."""
+    """Return what an action is about: an id, a prefix, a partition, a group, or the store of several ids."""
     match request:
+        case ResolveRows():
+            return request.store
         case ResolveRow() | ForceTerminate() | CompleteByState():
             return request.transactional_id
         case ResolvePrefix():
@@ -185,11 +211,14 @@ def format_confirmation(request: ActionRequest) -> str:
     return subject if is_plain else subject.encode("unicode_escape").decode("ascii").replace(" ", "\\x20")
 
 
-def build_request(kind: ActionKind, key: str, query: Mapping[str, str]) -> ActionRequest | None:
+def build_request(
+    kind: ActionKind, key: str, query: Mapping[str, str], quoted_ids: Sequence[str] = ()
+) -> ActionRequest | None:
     """Build the action of a URL; None if it leaves open what the operator has to choose.
 
     Args:
         key: the rest of the path: the subject.
+        quoted_ids: of an action on several ids, each as in a path: a page shows what is invisible as text.
 
     Raises: BadAction.
     """
@@ -200,6 +229,11 @@ def build_request(kind: ActionKind, key: str, query: Mapping[str, str]) -> Actio
             if "store" not in query:
                 raise BadAction("the address names no store")
             return ResolveRow(transactional_id=key, store=query["store"])
+        case ActionKind.RESOLVE_ROWS:
+            ids = tuple(dict.fromkeys(map(unquote, quoted_ids)))
+            if not 0 < len(ids) <= IDS_MAX:
+                raise BadAction(f"{len(ids)} ids are selected; select 1 to {IDS_MAX}")
+            return ResolveRows(store=key, transactional_ids=ids)
         case ActionKind.RESOLVE_PREFIX:
             return ResolvePrefix(prefix=key, store=query.get("store") or None)
         case ActionKind.ABORT:
@@ -278,6 +312,8 @@ def locate_action(request: ActionRequest) -> ActionAddress:
     match request:
         case ResolveRow():
             query = {"store": request.store}
+        case ResolveRows():
+            return replace(_locate(request, {}), ids=request.transactional_ids)
         case ResolvePrefix():
             query = {"store": request.store or ""}
         case AbortPartition():
@@ -304,7 +340,8 @@ def format_action_url(request: ActionRequest, path: str = DRY_RUN_PATH) -> str:
 
 def format_address(address: ActionAddress, path: str = DRY_RUN_PATH) -> str:
     """Return an address as a URL."""
-    query = f"?{urlencode(address.query)}" if address.query else ""
+    fields = [*address.query.items(), *(("id", quote(each, safe="")) for each in address.ids)]
+    query = f"?{urlencode(fields)}" if fields else ""
     return f"{path}/{address.kind.value}/{quote(address.subject, safe='')}{query}"
 
 
@@ -313,6 +350,8 @@ def format_action_command(request: ActionRequest, servers: str, *, force: bool =
     match request:
         case ResolveRow():
             return commands.resolve_store_command(servers, request.store, request.transactional_id)
+        case ResolveRows():
+            return commands.resolve_store_command(servers, request.store, *request.transactional_ids)
         case ResolvePrefix():
             return commands.resolve_prefix_command(servers, request.prefix, store=request.store or "")
         case CompleteByState():
@@ -334,6 +373,17 @@ def format_action_command(request: ActionRequest, servers: str, *, force: bool =
 def find_reset_url(group_id: str) -> str:
     """Return the URL where the new offsets of a group are chosen."""
     return format_address(ActionAddress(kind=ActionKind.RESET_OFFSETS, subject=group_id))
+
+
+def find_rows_url(store: str) -> str:
+    """Return the URL to which a form adds the ids that are to be resolved together."""
+    return format_address(ActionAddress(kind=ActionKind.RESOLVE_ROWS, subject=store))
+
+
+def is_resolvable(command: str, store: str) -> bool:
+    """Return whether a command line resolves one id by its row in this store."""
+    address = find_action(command)
+    return address is not None and address.kind is ActionKind.RESOLVE and address.query.get("store") == store
 
 
 def find_action_url(command: str) -> str:

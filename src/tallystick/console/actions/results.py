@@ -5,6 +5,7 @@ Which of them an error is, the error itself says: every client error has the wor
 repeated by the console [ACT-3].
 """
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
@@ -95,6 +96,35 @@ def report_unknown(text: str, plan: ActionPlan) -> ActionResult:
         text=text,
         meaning=MEANINGS[ActionOutcome.UNKNOWN],
         look_ups=plan.look_ups,
+    )
+
+
+def join_results(results: Sequence[tuple[str, ActionResult]], count: int) -> ActionResult:
+    """Return the result of an action on `count` ids: the worst of theirs, and what became of each.
+
+    Args:
+        results: of the ids that were tried, in their order.
+    """
+    if count == 1:
+        return results[0][1]
+    outcomes = [result.outcome for _, result in results]
+    worst = next(
+        each
+        for each in (ActionOutcome.UNKNOWN, ActionOutcome.REFUSED, ActionOutcome.DONE)
+        if each in outcomes
+    )
+    untried = "" if len(results) == count else f" Not tried after that: {count - len(results)}."
+    return ActionResult(
+        outcome=worst,
+        text=f"{outcomes.count(ActionOutcome.DONE)} of {count} are done.{untried}",
+        meaning=MEANINGS[worst] if len(set(outcomes)) == 1 else "What became of each is listed here.",
+        changes=tuple(f"{name}: {describe_result(result)}" for name, result in results),
+        look_ups=tuple(
+            each
+            for _, result in results
+            if result.outcome is ActionOutcome.UNKNOWN
+            for each in result.look_ups
+        ),
     )
 
 

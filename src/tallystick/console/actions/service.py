@@ -2,7 +2,7 @@
 
     GET   read freshly, plan, show with a token
     POST  check the form [ACT-4], read once more and compare [ACT-1], write the intent to the disk [ACT-5],
-          carry out once [ACT-3], write the result
+          carry out once [ACT-3], write the result; an action on several ids does so for each of them
 
 An action is never cancelled. If the operator's patience or the server ends before it does, its thread goes on
 and writes the result when it comes.
@@ -20,13 +20,26 @@ from typing import Final, Protocol, Self
 from tallystick.console.actions.audit import AuditEvent, AuditLine, AuditLog
 from tallystick.console.actions.config import ActionConfig
 from tallystick.console.actions.execution import carry_out
-from tallystick.console.actions.pending import PendingAction, PendingActions, Submission, find_problem
+from tallystick.console.actions.pending import (
+    PendingAction,
+    PendingActions,
+    Submission,
+    find_problem,
+    split_action,
+)
 from tallystick.console.actions.plan import ActionPlan, describe_state, list_changes
 from tallystick.console.actions.planning import plan_action
 from tallystick.console.actions.reader import ActionReader
 from tallystick.console.actions.readings import CannotRead, Reading
 from tallystick.console.actions.request import ActionRequest
-from tallystick.console.actions.results import ActionResult, describe_result, report_refusal, report_unknown
+from tallystick.console.actions.results import (
+    ActionOutcome,
+    ActionResult,
+    describe_result,
+    join_results,
+    report_refusal,
+    report_unknown,
+)
 from tallystick.console.collect.store_thread import StoreThread
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.settings import BadConfig
@@ -161,7 +174,7 @@ class ActionService:
 
     async def _carry_out(self, pending: PendingAction, submission: Submission) -> ActionResult:
         limit_ms = self._config.run_limit_ms
-        action = asyncio.create_task(self._thread.run(lambda: self._carry_out_once(pending, submission)))
+        action = asyncio.create_task(self._carry_out_all(pending, submission))
         action.add_done_callback(partial(self._note_result, submission.token))
         self._action = action
         self._book.note_result(submission.token, "it is still under way")
@@ -172,6 +185,22 @@ class ActionService:
             return report_unknown(f"not ended within {limit_ms} ms; it may still be under way", pending.plan)
         finally:
             self._follow_up()
+
+    async def _carry_out_all(self, pending: PendingAction, submission: Submission) -> ActionResult:
+        """Carry out each part; none after one whose outcome is unknown."""
+        steps = split_action(pending)
+        results: list[tuple[str, ActionResult]] = []
+        for number, step in enumerate(steps):
+            # All were compared before the first; what the others took has passed since [ACT-1].
+            result = await self._compare(step) if number else None
+            if result is None:
+                result = await self._thread.run(partial(self._carry_out_once, step, submission))
+            else:
+                await asyncio.to_thread(self._write_refusal, step, submission, result)
+            results.append((step.plan.subject, result))
+            if result.outcome is ActionOutcome.UNKNOWN:
+                break
+        return join_results(results, len(steps))
 
     def _carry_out_once(self, pending: PendingAction, submission: Submission) -> ActionResult:
         """Write the intent, act, write the result. Runs in the thread of actions."""
@@ -188,7 +217,8 @@ class ActionService:
 
     def _write_refusal(self, pending: PendingAction, submission: Submission, refusal: ActionResult) -> None:
         try:
-            self._audit.write(self._build_line(AuditEvent.REFUSED, pending, submission, refusal))
+            for step in split_action(pending):
+                self._audit.write(self._build_line(AuditEvent.REFUSED, step, submission, refusal))
         except OSError as exc:
             _log.error("the refusal is not in the audit log's file: %s", exc)
 

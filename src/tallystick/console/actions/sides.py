@@ -10,7 +10,7 @@ from typing import Final, assert_never
 
 from tallystick.admin.model import OpenTransaction
 from tallystick.console.actions.plan import PlannedSide
-from tallystick.console.actions.readings import AbortReading, Reading, TransactionReading
+from tallystick.console.actions.readings import AbortReading, Reading, RowsReading, TransactionReading
 from tallystick.console.model.assessment import SparkRole, SparkSide, StoreSide, TransactionViews
 from tallystick.console.model.snapshot import Snapshot
 from tallystick.console.views.texts import format_identity, pluralize
@@ -65,6 +65,8 @@ def describe_sides(
 def list_failures(reading: Reading) -> tuple[str, ...]:
     """Return what could not be read, a sentence each."""
     owner = reading.owner if isinstance(reading, AbortReading) else reading
+    if isinstance(owner, RowsReading):
+        owner = owner.readings[0]  # all were read together
     if not isinstance(owner, TransactionReading):
         return ()
     stores = [

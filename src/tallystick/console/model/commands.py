@@ -49,16 +49,9 @@ def complete_command(bootstrap_servers: str, transactional_id: str, state: str) 
     return format_command(bootstrap_servers, "transactions", "complete", transactional_id, state)
 
 
-def resolve_store_command(bootstrap_servers: str, store: str, transactional_id: str) -> str:
-    return format_command(
-        bootstrap_servers,
-        "transactions",
-        "resolve",
-        "--store",
-        store,
-        "--transactional-id",
-        transactional_id,
-    )
+def resolve_store_command(bootstrap_servers: str, store: str, *transactional_ids: str) -> str:
+    ids = [word for name in transactional_ids for word in ("--transactional-id", name)]
+    return format_command(bootstrap_servers, "transactions", "resolve", "--store", store, *ids)
 
 
 def resolve_prefix_command(bootstrap_servers: str, prefix: str, *, store: str = "", topic: str = "") -> str:

@@ -26,6 +26,7 @@ class TransactionFilter(Value, kw_only=True):
     store   the name of a store, or a Spark prefix
     text    part of the transactional id
     page    from 1
+    select  not empty: rows of the store can be selected to be resolved together
     """
 
     health: str = ""
@@ -33,6 +34,7 @@ class TransactionFilter(Value, kw_only=True):
     store: str = ""
     text: str = ""
     page: int = 1
+    select: str = ""
 
     @staticmethod
     def parse(query: Mapping[str, str]) -> "TransactionFilter":
@@ -43,6 +45,7 @@ class TransactionFilter(Value, kw_only=True):
             store=query.get("store", ""),
             text=query.get("text", ""),
             page=parse_page(query),
+            select=query.get("select", ""),
         )
 
     def format_query(self, **changes: object) -> str:

@@ -6,7 +6,7 @@ They work without JavaScript, and follow no stream: a form must not change while
 import json
 from collections.abc import Callable, Mapping
 from typing import Final
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 from jinja2 import Environment
@@ -139,7 +139,7 @@ class ActionPages:
             decided_by=find_decider(self._feed.state.snapshot, key),
         )
         try:
-            action = build_request(kind, key, request.query_params)
+            action = build_request(kind, key, request.query_params, request.query_params.getlist("id"))
         except BadAction as exc:
             return self._render(request, "action.html", replace(page, problem=str(exc)), 400)
         if action is None:
@@ -237,6 +237,8 @@ def _find_back_url(kind: ActionKind, key: str) -> str:
     match kind:
         case ActionKind.RESET_OFFSETS:
             return f"/groups/{quote(key, safe='')}"
+        case ActionKind.RESOLVE_ROWS:
+            return f"/transactions?{urlencode({'store': key, 'select': 'yes'})}"
         case ActionKind.RESOLVE_PREFIX:
             return "/pipelines"
         case ActionKind.ABORT:

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tallystick import __version__
 from tallystick.client.errors import ClientError
-from tallystick.console.actions.request import find_action_url, find_reset_url
+from tallystick.console.actions.request import find_action_url, find_reset_url, find_rows_url, is_resolvable
 from tallystick.console.actions.service import ActionService
 from tallystick.console.collect.failures import describe_failure
 from tallystick.console.collect.feed import StateFeed
@@ -128,6 +128,8 @@ def _load_templates(*, allows_actions: bool) -> Environment:
         "version": __version__,
         "allows_actions": allows_actions,
         "find_action_url": find_action_url if allows_actions else _find_nothing,
+        "find_rows_url": find_rows_url if allows_actions else _find_nothing,
+        "is_resolvable": is_resolvable,
         "find_reset_url": find_reset_url if allows_actions else _find_nothing,
     }
     return templates
