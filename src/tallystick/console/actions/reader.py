@@ -127,8 +127,8 @@ class ActionReader:
                 reading, _ = await self._read_transaction(request.transactional_id)
                 return reading
             case ResolveRows():
-                found = await self._read_transactions(request.transactional_ids)
-                return RowsReading(readings=tuple(reading for reading, _ in found))
+                pairs = await self._read_transactions(request.transactional_ids)
+                return RowsReading(readings=tuple(reading for reading, _ in pairs))
             case CompleteByState():
                 return await self._read_completion(request)
             case AbortPartition():
@@ -150,8 +150,8 @@ class ActionReader:
     # ------------------------------------------------------------------------- one transaction
 
     async def _read_transaction(self, name: str) -> tuple[TransactionReading, TransactionDescription | None]:
-        (found,) = await self._read_transactions([name])
-        return found
+        (pair,) = await self._read_transactions([name])
+        return pair
 
     async def _read_transactions(
         self, names: Sequence[str]

@@ -1,4 +1,4 @@
-"""Which transaction holds back the readers of a partition, and which groups wait for it. Pure."""
+"""Transactions that hold back the readers of partitions, and the groups that wait for them. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
