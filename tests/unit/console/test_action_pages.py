@@ -571,6 +571,10 @@ def test_an_orphan_has_two_buttons_that_say_what_the_stored_state_means() -> Non
             "/actions/complete/pay-1?state=",
         ]
         assert page.index("It says <code") < page.index(">Commit<") < page.index("or there is no row")
+        assert (
+            page.index(">Commit<") < page.index("end nothing. The cluster has lost") < page.index(">Abort<")
+        )
+        assert "<code>5</code> with a number above <code>3</code>" in page
         assert "?state=" not in (await visit.client.get("/actions/complete/pay-2")).text
         known = (await visit.client.get("/actions/complete/pay-3")).text
         assert f"{STORE}</span> decides this id: resolve it instead" in known

@@ -16,8 +16,10 @@ from tests.support.console_facts import (
     pair,
 )
 
+from tallystick.admin.txn.completion import CompletionOutcome, decide_outcome
 from tallystick.admin.txn.hanging import HangingFinding, HangingVerdict
 from tallystick.client.transactions.modes import TxnDescription
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.console.actions.request import find_action_url
 from tallystick.console.model.assessment import (
     SparkRole,
@@ -109,6 +111,19 @@ def test_what_nothing_here_names_is_an_orphan_unless_it_times_out(
     )
     assert assess(views, 900_000, SERVERS, LIMITS).health is Health.OK
     assert assess(views, 900_001, SERVERS, LIMITS).health is expected
+
+
+def test_an_orphan_says_what_each_stored_state_means() -> None:
+    """As `admin.txn.completion` decides: a later state than the open one must hide no loss."""
+    views = TransactionViews(transactional_id="t", writer=pair(5, 3), description=describe("t"))
+    reason = assess(views, 900_001, SERVERS, LIMITS).reason
+    for number, outcome, words in (
+        (3, CompletionOutcome.COMMIT, "5:3 means commit"),
+        (4, CompletionOutcome.BEHIND, "5 with a number above 3 means that the cluster lost"),
+        (2, CompletionOutcome.ABORT, "anything else or no row means abort"),
+    ):
+        assert decide_outcome(PreparedTxnState.of(pair(5, number)), describe("t"), 2) is outcome
+        assert words in reason
 
 
 def spark_views(role: SparkRole, *, known: bool = True, state: str = "Ongoing") -> TransactionViews:

@@ -325,7 +325,20 @@ def _assess_alone(views: TransactionViews, stage_ms: int, servers: str, limits: 
         Health.ORPHAN,
         "It may be prepared, and never times out. No database or decision log that is read here knows its "
         "id. If its service uses another database, start the console with --store URL. Else look up "
-        f"prepared_transaction_state of {name} there: {PreparedTxnState.of(views.writer)} means commit, "
-        "anything else or no row means abort.",
+        f"prepared_transaction_state of {name} there: {explain_states(views.writer)}.",
         complete_command(servers, name, "STATE"),
+    )
+
+
+def explain_states(writer: ProducerIdAndEpoch | None) -> str:
+    """Return what each state that a database may have stored means for an open transaction.
+
+    A later one is that of `CompletionOutcome.BEHIND`: either end would hide that the cluster lost something.
+    """
+    if writer is None:
+        return "the state that is open means commit, an earlier one or no row means abort"
+    state, epoch = PreparedTxnState.of(writer), writer.epoch
+    return (
+        f"{state} means commit; {writer.producer_id} with a number above {epoch} means that the cluster lost "
+        "what it acknowledged, so end nothing; anything else or no row means abort"
     )

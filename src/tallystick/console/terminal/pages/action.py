@@ -97,6 +97,9 @@ def _list_choices(stage: ActionStage, state: ConsoleState, route: Route) -> Iter
             "database, start with --store URL. Else look up its prepared_transaction_state there."
         )
     yield Paragraph((say(text),))
+    producer, _, epoch = open_state.partition(":")
+    lost = f"If it says {producer} with a number above {epoch}, the cluster has lost what it acknowledged."
+    yield Paragraph((say(f"{lost} End nothing then."),))
     for name, stored, reason in (
         ("Commit", open_state, f"It says {open_state}."),
         ("Abort", "", "It says anything else, or there is no row."),
