@@ -92,15 +92,15 @@ def build_groups(
     state: ConsoleState, now_ms: int, query: ListQuery | None = None, *, page_rows: int = PAGE_ROWS
 ) -> GroupsPage:
     """Build the list of groups, in pages of `page_rows`."""
-    blockers = find_blockers(state)
-    rows = [_build_row(state, group_id, blockers) for group_id in state.snapshot.groups.groups]
+    rows = [_build_row(state, group_id, {}) for group_id in state.snapshot.groups.groups]
     rows.sort(key=lambda row: (-(row.offset_lag if row.data_lag is None else row.data_lag), row.group_id))
     query = query or ListQuery()
     chosen = select_rows(rows, query, lambda row: row.group_id, page_rows=page_rows)
+    blockers = find_blockers(state)  # named for the rows that are shown alone
     return GroupsPage(
         info=_describe(state, "Groups", now_ms),
         query=replace(query, page=chosen.page),
-        groups=chosen.rows,
+        groups=tuple(_build_row(state, row.group_id, blockers) for row in chosen.rows),
         match_count=chosen.match_count,
         page_count=chosen.page_count,
     )

@@ -1,7 +1,7 @@
 """Transactions that hold back the readers of partitions, and the groups that wait for them. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tallystick.console.model.health import SEVERITY
 from tallystick.console.model.snapshot import Snapshot
@@ -26,23 +26,35 @@ class Holder(Value, kw_only=True):
     command: str
 
 
-def find_holders(state: ConsoleState) -> Mapping[TopicPartition, AssessedTransaction]:
-    """Return, for each partition with open data, the transaction that begins first in it."""
-    first: dict[TopicPartition, tuple[int, AssessedTransaction]] = {}
-    for each in state.transactions:
-        for case in each.views.cases:
-            at, start = case.transaction.partition, case.transaction.start_offset
-            if at not in first or start < first[at][0]:
-                first[at] = (start, each)
-    return {at: each for at, (_, each) in first.items()}
+def find_holder(
+    transactions: Sequence[AssessedTransaction], at: TopicPartition
+) -> AssessedTransaction | None:
+    """Return the transaction that begins first in a partition, which its readers wait for."""
+    starts = [
+        (case.transaction.start_offset, number)
+        for number, each in enumerate(transactions)
+        for case in each.views.cases
+        if case.transaction.partition == at
+    ]
+    return transactions[min(starts)[1]] if starts else None
 
 
 def find_blockers(state: ConsoleState) -> Mapping[TopicPartition, AssessedTransaction]:
-    """Return the same for partitions whose readers wait: there are records behind the open data."""
+    """Return the transaction that holds back the readers of each partition in which records wait.
+
+    Cost: in proportion to the transactions that hold something back, which few of very many do.
+    """
+    open_there: dict[TopicPartition, list[AssessedTransaction]] = defaultdict(list)
+    for each in state.transactions:
+        for case in each.views.cases if each.held_back_count else ():
+            open_there[case.transaction.partition].append(each)
     offsets = state.snapshot.topics.offsets
-    return {
-        at: each for at, each in find_holders(state).items() if at in offsets and offsets[at].held_back_count
+    blockers = {
+        at: find_holder(some, at)
+        for at, some in open_there.items()
+        if at in offsets and offsets[at].held_back_count
     }
+    return {at: each for at, each in blockers.items() if each is not None}
 
 
 def index_groups(snapshot: Snapshot) -> Mapping[TopicPartition, tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """The first page: health in words, the reason, and the command that mends it. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from tallystick.console.model import commands
@@ -96,12 +96,7 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
     """Build the overview."""
     snapshot, transactions = state.snapshot, state.transactions
     refusals = list_refusals(snapshot)
-    problems = [
-        *map(_describe_refusal, refusals),
-        *_list_read_failures(snapshot),
-        *_describe_problems(state, now_ms),
-    ]
-    problems.sort(key=_rank)
+    problems, problem_count = _list_worst(state, refusals, now_ms)
     open_ones = [each for each in transactions if each.is_open]
     in_doubt = [each for each in open_ones if each.views.is_two_phase]
     offsets = snapshot.topics.offsets.values()
@@ -112,8 +107,8 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
         info=describe_page("Overview", snapshot, statuses, now_ms),
         health=health.value,
         headline=headline,
-        problems=tuple(problems[:PROBLEMS_MAX]),
-        problem_count=len(problems),
+        problems=problems,
+        problem_count=problem_count,
         counts=count_by_health(transactions),
         open_count=len(open_ones),
         prepared_count=len(in_doubt),
@@ -200,44 +195,62 @@ _TIERS: Final = {Health.BROKEN: 0, Health.REFUSING: 1, Health.UNKNOWN: 3, Health
 _TO_BE_ENDED: Final = 2
 
 
-def _rank(problem: Problem) -> tuple[int, ...]:
-    """Return the place of a problem: what hurts most comes first."""
-    health = Health(problem.health)
-    hurt = (problem.held_back_count, len(problem.groups))
-    return (
-        _TIERS.get(health, _TO_BE_ENDED),
-        *(-count for count in hurt),
-        SEVERITY[health],
-        -(problem.age_ms or 0),
-    )
+def _list_worst(
+    state: ConsoleState, refusals: tuple[NoWrites, ...], now_ms: int
+) -> tuple[tuple[Problem, ...], int]:
+    """Return what hurts most, and how many problems there are; only what is shown is described."""
+    others = [*map(_describe_refusal, refusals), *_list_read_failures(state.snapshot)]
+    ranked: list[tuple[tuple[int, ...], Problem | list[AssessedTransaction]]] = [
+        (_rank(Health(each.health)), each) for each in others
+    ]
+    ranked += [
+        (_rank(some[0].health, sum(each.held_back_count for each in some)), some)
+        for some in _group_problems(state.transactions)
+    ]
+    ranked.sort(key=lambda each: each[0])
+    blockers, groups = find_blockers(state), index_groups(state.snapshot)
+    problems = []
+    for _, each in ranked[:PROBLEMS_MAX]:
+        if isinstance(each, Problem):
+            problems.append(each)
+            continue
+        waiting = {name for one in each for name in list_waiting_groups(one, blockers, groups)}
+        problems.append(_describe_problem(each, tuple(sorted(waiting)), now_ms))
+    return tuple(problems), len(ranked)
 
 
-def _describe_problems(state: ConsoleState, now_ms: int) -> Iterator[Problem]:
-    """Describe what one command ends of a Spark query as one problem: it may be hundreds of transactions."""
+def _rank(health: Health, held_back_count: int = 0) -> tuple[int, ...]:
+    """Return the place of a problem: what hurts most comes first. The oldest come first already."""
+    return _TIERS.get(health, _TO_BE_ENDED), -held_back_count, SEVERITY[health]
+
+
+def _group_problems(transactions: Iterable[AssessedTransaction]) -> Iterable[list[AssessedTransaction]]:
+    """Group what one command ends of a Spark query: it may be hundreds of transactions."""
     together: dict[object, list[AssessedTransaction]] = {}
-    for each in filter(_is_problem, state.transactions):
+    for each in filter(_is_problem, transactions):
         spark = each.views.spark
         key = (spark.prefix, each.assessment) if spark is not None and each.assessment.command else id(each)
         together.setdefault(key, []).append(each)
-    blockers, groups = find_blockers(state), index_groups(state.snapshot)
-    for some in together.values():
-        first = some[0]
-        waiting = {name for each in some for name in list_waiting_groups(each, blockers, groups)}
-        problem = Problem(
-            health=first.health.value,
-            subject=first.transactional_id or build_key(first),
-            reason=first.assessment.reason,
-            command=first.assessment.command,
-            key=build_key(first),
-            age_ms=find_oldest_ms(some, now_ms),
-            held_back_count=sum(each.held_back_count for each in some),
-            groups=tuple(sorted(waiting)),
-        )
-        spark = first.views.spark
-        if len(some) > 1 and spark is not None:
-            subject = f"{spark.prefix}, {pluralize(len(some), 'transaction')}"
-            problem = replace(problem, subject=subject, key="", prefix=spark.prefix)
-        yield problem
+    return together.values()
+
+
+def _describe_problem(some: list[AssessedTransaction], groups: tuple[str, ...], now_ms: int) -> Problem:
+    first = some[0]
+    problem = Problem(
+        health=first.health.value,
+        subject=first.transactional_id or build_key(first),
+        reason=first.assessment.reason,
+        command=first.assessment.command,
+        key=build_key(first),
+        age_ms=find_oldest_ms(some, now_ms),
+        held_back_count=sum(each.held_back_count for each in some),
+        groups=groups,
+    )
+    spark = first.views.spark
+    if len(some) == 1 or spark is None:
+        return problem
+    subject = f"{spark.prefix}, {pluralize(len(some), 'transaction')}"
+    return replace(problem, subject=subject, key="", prefix=spark.prefix)
 
 
 def _describe_refusal(each: NoWrites) -> Problem:

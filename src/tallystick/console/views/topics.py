@@ -5,7 +5,7 @@ from collections import defaultdict
 from tallystick.console.model.snapshot import PartitionOffsets
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.model.transactions import AssessedTransaction
-from tallystick.console.views.holders import find_holders, index_groups
+from tallystick.console.views.holders import find_holder, index_groups
 from tallystick.console.views.lists import PAGE_ROWS, ListQuery, select_rows
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.records import RecordsView
@@ -105,7 +105,7 @@ def build_topic(
     """Build the page of one topic, with records if the URL asks for some."""
     facts = state.snapshot.topics
     by_partition = _index_transactions(state)
-    holders, groups = find_holders(state), index_groups(state.snapshot)
+    groups = index_groups(state.snapshot)
     count = facts.partition_counts.get(name, 0)
     return TopicPage(
         info=_describe(state, f"Topic {name}", now_ms),
@@ -115,7 +115,7 @@ def build_topic(
             _view_partition(
                 at,
                 facts.offsets.get(at),
-                holders.get(at),
+                find_holder(by_partition[at], at),
                 now_ms,
                 open_count=len(by_partition[at]),
                 groups=groups.get(at, ()),
