@@ -51,6 +51,15 @@ def list_pictures() -> Iterator[Picture]:
     yield Picture(name="transactions-phone", case=cases["transactions-filtered"], window=phone)
 
 
+def list_every() -> Iterator[Picture]:
+    """List every page at 420 and at 1,400 pixels, in the light and in the dark: to look at, not to keep."""
+    for case in PAGE_CASES:
+        for width in (420, 1400):
+            for scheme in ("light", "dark"):
+                window = {"viewport": {"width": width, "height": 200}, "color_scheme": scheme}
+                yield Picture(name=f"{case.name}-{width}-{scheme}", case=case, window=window)
+
+
 def take(browser: "Browser", site: Site, picture: Picture) -> bytes:
     """Return a picture of the whole page, as WebP."""
     with open_tab(browser, site.url, **picture.window) as tab:
@@ -75,11 +84,14 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="only these; default: those that docs/ shows")
     parser.add_argument("--folder", type=Path, default=IMAGES)
     parser.add_argument("--all", action="store_true", help="those that docs/ does not show, too")
+    parser.add_argument("--every", action="store_true", help="each page, small and wide, light and dark")
     options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     with run_browser() as browser, serve_shop() as site:
-        for picture in list_pictures():
+        for picture in list_every() if options.every else list_pictures():
             target = options.folder / picture.file
-            is_due = picture.name in options.names if options.names else options.all or target.exists()
+            is_asked = options.all or options.every or target.exists()
+            is_due = picture.name in options.names if options.names else is_asked
             if is_due:
                 target.write_bytes(take(browser, site, picture))
                 print(f"{target.stat().st_size:9,} {target}")

@@ -36,7 +36,8 @@ from tallystick.console.actions.request import ActionRequest
 from tallystick.console.actions.results import ActionResult, report_done, report_unknown
 from tallystick.console.actions.service import ActionService
 from tallystick.console.collect.feed import StateFeed
-from tallystick.console.web.app import WebOptions, create_app
+from tallystick.console.web.app import create_app
+from tallystick.console.web.gate import WebOptions
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.value import replace
 from tallystick.security.http_auth import HttpCredentials

@@ -42,7 +42,7 @@ from tallystick.console.views.metrics import (
     PREFIXES_MAX,
     read_metrics,
 )
-from tallystick.console.web.app import WebOptions
+from tallystick.console.web.gate import WebOptions
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.value import replace

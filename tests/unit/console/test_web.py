@@ -38,7 +38,8 @@ from tallystick.console.model.snapshot import (
     TopicFacts,
     Volume,
 )
-from tallystick.console.web.app import WebOptions, create_app
+from tallystick.console.web.app import create_app
+from tallystick.console.web.gate import WebOptions
 from tallystick.console.web.guard import check_request, parse_host
 from tallystick.console.web.pages import MENU
 from tallystick.kernel.secret import Secret
@@ -256,17 +257,8 @@ def test_credentials_are_asked_for_where_they_are_needed() -> None:
     assert refused.status_code == 401
     assert refused.headers["www-authenticate"].startswith("Bearer")
     assert client.get("/events").status_code == 401
-    assert client.get("/static/console.css").status_code == 401
+    assert client.get("/static/live.js").status_code == 401
     assert client.get("/", headers={"authorization": "Bearer abc"}).status_code == 200
-
-
-def test_a_browser_is_told_what_to_do_where_there_is_only_a_token() -> None:
-    def refuse(credentials: HttpCredentials) -> str:
-        return make_client(options=WebOptions(read_credentials=lambda: credentials)).get("/").text
-
-    token = HttpCredentials(token=Secret("abc"))
-    assert "start it with --user and --password-file" in refuse(token)
-    assert refuse(replace(token, user="ada", password=Secret("x"))) == "Log in."
 
 
 def test_wrong_logins_leave_one_line_for_a_flood_and_none_for_a_browser(

@@ -4,16 +4,16 @@ They work without JavaScript, and follow no stream: a form must not change while
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import quote, urlencode
 
 import msgspec
 from jinja2 import Environment
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from tallystick.console.actions.pending import Submission
@@ -33,22 +33,15 @@ from tallystick.console.actions.service import ActionService
 from tallystick.console.collect.feed import StateFeed
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.transaction import find_decider, find_open_state
-from tallystick.console.web.guard import Refusal, check_embedding, check_form_origin, name_user
+from tallystick.console.web.forms import FORM_HEADERS, answer_refusal, read_form
+from tallystick.console.web.guard import Refusal, check_embedding, check_form_origin
 from tallystick.kernel.value import Value, replace
-from tallystick.security.http_auth import HttpCredentials
-
-BODY_BYTES_MAX: Final = 256 * 1024
-"""An id may have 32,767 bytes, each of which may be three characters of a form."""
-FIELDS_MAX: Final = 16
-FORM_TYPE: Final = "application/x-www-form-urlencoded"
 
 _STATUS_BY_OUTCOME: Final = {
     ActionOutcome.DONE: 200,
     ActionOutcome.REFUSED: 409,
     ActionOutcome.UNKNOWN: 504,  # RFC 9110, 15.6.5: no timely answer from a server behind this one
 }
-# With `no-referrer` a form has `Origin: null` (Fetch Standard, "append a request Origin header").
-_FORM_HEADERS: Final = {"Referrer-Policy": "same-origin"}
 
 
 class NameConvertor(Convertor[str]):
@@ -105,15 +98,8 @@ class ResultPage(Value, kw_only=True):
 class ActionPages:
     """Shows dry runs and takes their forms."""
 
-    def __init__(
-        self,
-        action_service: ActionService,
-        feed: StateFeed,
-        templates: Environment,
-        read_credentials: Callable[[], HttpCredentials],
-    ) -> None:
+    def __init__(self, action_service: ActionService, feed: StateFeed, templates: Environment) -> None:
         self._action_service, self._feed, self._templates = action_service, feed, templates
-        self._read_credentials = read_credentials
 
     def list_routes(self) -> list[Route]:
         """Return the routes: GET changes nothing, and nothing but a form is accepted by POST."""
@@ -126,7 +112,7 @@ class ActionPages:
         """Answer with the dry run of an action, or with a form for what it still needs."""
         refusal = check_embedding(request.headers)
         if refusal is not None:
-            return _answer_refusal(refusal)
+            return answer_refusal(refusal)
         kind, key = _read_path(request)
         page = ActionPage(
             info=self._describe(f"{kind.value.replace('-', ' ').capitalize()} {key}"),
@@ -163,11 +149,11 @@ class ActionPages:
         """Carry out the action of a form, and answer with its result."""
         refusal = check_form_origin(request.headers)
         if refusal is not None:
-            return _answer_refusal(refusal)
+            return answer_refusal(refusal)
         kind, key = _read_path(request)
-        fields = await _read_form(request)
+        fields = await read_form(request)
         if isinstance(fields, Refusal):
-            return _answer_refusal(fields)
+            return answer_refusal(fields)
         submission = Submission(
             kind=kind.value,
             subject=key,
@@ -175,7 +161,7 @@ class ActionPages:
             digest=fields.get("digest", ""),
             confirmation=fields.get("confirmation", ""),
             reason=fields.get("reason", ""),
-            user=name_user(request.headers.get("authorization"), self._read_credentials()),
+            user=request.state.user,
         )
         result = await self._action_service.run(submission)
         query = request.url.query
@@ -198,9 +184,9 @@ class ActionPages:
             return Response(encode_json(page), status, media_type="application/json")
         section = "groups" if page.back_url.startswith("/groups") else "transactions"
         html = self._templates.get_template(template).render(
-            page=page, section=section, url=format_url(request)
+            page=page, section=section, url=format_url(request), has_session=request.state.has_session
         )
-        return HTMLResponse(html, status, headers=_FORM_HEADERS)
+        return HTMLResponse(html, status, headers=FORM_HEADERS)
 
 
 def _read_path(request: Request) -> tuple[ActionKind, str]:
@@ -209,28 +195,6 @@ def _read_path(request: Request) -> tuple[ActionKind, str]:
         return ActionKind(request.path_params["kind"]), request.path_params["key"]
     except ValueError as exc:
         raise HTTPException(404) from exc
-
-
-async def _read_form(request: Request) -> dict[str, str] | Refusal:
-    """Return the fields of a form, or why it is none."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
-        return Refusal(415, f"Send a form, as {FORM_TYPE}. Nothing was done.")
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > BODY_BYTES_MAX:
-            return Refusal(413, f"The form has more than {BODY_BYTES_MAX} bytes. Nothing was done.")
-    try:
-        fields = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
-    except ValueError:
-        return Refusal(400, "The form cannot be read. Nothing was done.")
-    if len(dict(fields)) != len(fields):
-        return Refusal(400, "The form has a field twice. Nothing was done.")
-    return dict(fields)
-
-
-def _answer_refusal(refusal: Refusal) -> Response:
-    return PlainTextResponse(refusal.text, refusal.status)
 
 
 def _find_back_url(kind: ActionKind, key: str) -> str:

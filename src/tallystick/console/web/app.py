@@ -7,12 +7,10 @@ a new snapshot, and what has changed is replaced in place, by ids; without, a re
 """
 
 import asyncio
-import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import cache, partial
 from pathlib import Path
-from time import monotonic
 from typing import Final
 from urllib.parse import quote
 
@@ -24,7 +22,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tallystick import __version__
 from tallystick.client.errors import ClientError
@@ -41,16 +38,11 @@ from tallystick.console.views.page_request import Lookups, PageRequest
 from tallystick.console.views.texts import format_count, format_duration, format_time, pluralize
 from tallystick.console.views.transactions import NO_STATE
 from tallystick.console.web.action_pages import ActionPages, encode_json, format_url
-from tallystick.console.web.guard import HEADERS, check_request
+from tallystick.console.web.gate import Gate, LoginPages, Reception, WebOptions
 from tallystick.console.web.pages import MENU, PAGES, Page
 from tallystick.kernel.clock import Clock, SystemClock
-from tallystick.kernel.log_throttle import LogThrottle
-from tallystick.kernel.value import Value
 from tallystick.metrics.exposition import PrometheusText
 from tallystick.protocol.records import RecordsError
-from tallystick.security.http_auth import HttpCredentials
-
-_log = logging.getLogger("tallystick.console.web")
 
 METRICS_PATH: Final = "/metrics"
 PARTS: Final = ("key", "value")
@@ -62,17 +54,6 @@ REQUEST_BYTES_MAX: Final = 256 * 1024
 its URL twice in a request: as the target, and in a header of htmx."""
 HEARTBEAT_S: Final = 15
 """Seconds between comments in an idle stream, so that proxies do not close it."""
-
-
-class WebOptions(Value, kw_only=True):
-    """Options of the pages.
-
-    names             host names that requests may come under; empty: any
-    read_credentials  called for each request, so that a changed secret is in force at once
-    """
-
-    names: frozenset[str] = frozenset()
-    read_credentials: Callable[[], HttpCredentials] = HttpCredentials
 
 
 def create_app(
@@ -98,10 +79,13 @@ def create_app(
         *(Route(page.path, partial(shell.show, page)) for page in PAGES),
     ]
     if action_service is not None:
-        actions = ActionPages(action_service, feed, shell.templates, options.read_credentials)
+        actions = ActionPages(action_service, feed, shell.templates)
         routes += actions.list_routes()
-    guard = Middleware(_Guard, options=options)
-    return Starlette(routes=routes, middleware=[guard], exception_handlers={404: shell.show_missing})
+    reception = Reception(options, clock or SystemClock())
+    login_pages = LoginPages(reception, shell.templates)
+    routes += login_pages.list_routes()
+    gate = Middleware(Gate, reception=reception, pages=login_pages)
+    return Starlette(routes=routes, middleware=[gate], exception_handlers={404: shell.show_missing})
 
 
 @cache
@@ -162,7 +146,9 @@ class _Shell:
         if request.query_params.get("format") == "json":
             return Response(encode_json(model), status, media_type="application/json")
         template = self.templates.get_template(page.template)
-        html = template.render(page=model, section=page.section, url=format_url(request))
+        html = template.render(
+            page=model, section=page.section, url=format_url(request), has_session=request.state.has_session
+        )
         return HTMLResponse(html, status)
 
     async def show_missing(self, request: Request, exc: Exception) -> Response:
@@ -208,56 +194,6 @@ def _find_nothing(text: str) -> str:
 def _make_visible(value: object) -> object:
     """Return what a template inserts; texts so that each of their characters is seen, markup as it is."""
     return show_on_page(value) if type(value) is str else value
-
-
-class _Guard:
-    """Refuses what may not be answered, and gives every answer the headers of `guard`."""
-
-    def __init__(self, app: ASGIApp, options: WebOptions) -> None:
-        self._app, self._options = app, options
-        self._wrong_logins = LogThrottle(monotonic)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Request(scope).headers
-        refusal = check_request(
-            headers.get("host"),
-            headers.get("authorization"),
-            self._options.names,
-            self._options.read_credentials(),
-        )
-        answer: ASGIApp = self._app
-        if refusal is not None:
-            if refusal.status == 401 and "authorization" in headers:  # a browser's first request has none
-                self._log_wrong_login(scope)
-            answer = PlainTextResponse(refusal.text, refusal.status)
-            for challenge in refusal.challenges:
-                answer.headers.append("WWW-Authenticate", challenge)
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                known = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [
-                    *message["headers"],
-                    *(
-                        (name.lower().encode(), value.encode())
-                        for name, value in HEADERS.items()
-                        if name.lower().encode() not in known
-                    ),
-                ]
-            await send(message)
-
-        await answer(scope, receive, send_with_headers)
-
-    def _log_wrong_login(self, scope: Scope) -> None:
-        more = self._wrong_logins.take()
-        if more is not None:
-            host = (scope.get("client") or ("unknown",))[0]
-            # The host may be the text of a proxy's header.
-            text = "%s is not let in: its request has wrong credentials%s"
-            _log.warning(text, show_on_page(host), more)
 
 
 async def download_record(lookups: Lookups | None, request: Request) -> Response:

@@ -29,18 +29,26 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
 }
 
+LOGIN_PATH: Final = "/login"
+_OPEN_TO_ALL: Final = frozenset({LOGIN_PATH, "/static/console.css", "/static/icon.svg"})
+"""The form that asks for the token, and what it looks like."""
+
 _TOKEN_ONLY: Final = (
-    "This console demands a bearer token, in the header Authorization. No browser asks for one: to use the "
-    "console in a browser, start it with --user and --password-file, with or without --token-file."
+    "This console demands its token, in the header Authorization: Bearer TOKEN. A browser is asked for it at "
+    f"{LOGIN_PATH}."
 )
 
 
 class Refusal(Value):
-    """Why a request is not answered: an HTTP status, a sentence, and the challenges of a login."""
+    """Why a request is not answered: an HTTP status, a sentence, and the challenges of a login.
+
+    retry_after_s  after which it may come again; 0 where time changes nothing
+    """
 
     status: int
     text: str
     challenges: tuple[str, ...] = ()
+    retry_after_s: int = 0
 
 
 def parse_host(header: str | None) -> str:
@@ -52,13 +60,34 @@ def parse_host(header: str | None) -> str:
     return name if colon and port.isdigit() else text
 
 
+def is_open_to_all(path: str) -> bool:
+    """Return whether a path is answered before the login, where there is one by a form."""
+    return path in _OPEN_TO_ALL
+
+
+def find_own_path(text: str) -> str:
+    """Return where a login leads: a path of this console; for anything else that of its first page.
+
+    To a browser two slashes begin the address of another site, a backslash is a slash, and tabs and line
+    breaks are nothing (WHATWG URL Standard, 4.4).
+    """
+    is_plain = text.isascii() and text.isprintable() and "\\" not in text
+    return text if is_plain and text.startswith("/") and not text.startswith("//") else "/"
+
+
 def check_request(
-    host: str | None, authorization: str | None, names: Collection[str], credentials: HttpCredentials
+    host: str | None,
+    authorization: str | None,
+    names: Collection[str],
+    credentials: HttpCredentials,
+    *,
+    is_let_in: bool = False,
 ) -> Refusal | None:
     """Return why a request is refused; None if it is answered.
 
     Args:
         names: the host names that the console answers to; empty: any.
+        is_let_in: by a session, or as what it asks for is open to all; no more credentials are needed.
     """
     if names and parse_host(host) not in names:
         return Refusal(
@@ -66,7 +95,7 @@ def check_request(
             f"This console does not answer to the name {parse_host(host)!r}. Use the address that it "
             "printed at its start, or allow this name with --host-name.",
         )
-    if not credentials.accept(authorization):
+    if not is_let_in and not credentials.accept(authorization):
         text = "Log in." if credentials.password is not None else _TOKEN_ONLY
         return Refusal(401, text, credentials.list_challenges("tallystick console"))
     return None
@@ -110,9 +139,11 @@ def check_embedding(headers: Mapping[str, str]) -> Refusal | None:
     return Refusal(403, f"A dry run is no part of a page of another site ({site}, {target}).")
 
 
-def name_user(authorization: str | None, credentials: HttpCredentials) -> str:
+def name_user(authorization: str | None, credentials: HttpCredentials, *, has_session: bool = False) -> str:
     """Return who has sent a request that was let in, as the audit log names it."""
     if not credentials.are_required:
         return "loopback"  # elsewhere the console demands a login
+    if has_session:
+        return "token, by the login form"
     scheme = (authorization or "").strip().partition(" ")[0].lower()
     return "bearer token" if scheme == "bearer" else credentials.user

@@ -22,7 +22,8 @@ from tallystick.console.model.health import Limits
 from tallystick.console.model.snapshot import Snapshot
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.page_request import Lookups
-from tallystick.console.web.app import REQUEST_BYTES_MAX, WebOptions, create_app
+from tallystick.console.web.app import REQUEST_BYTES_MAX, create_app
+from tallystick.console.web.gate import WebOptions
 from tallystick.console.web.listen import ListenOptions, format_address, open_listener
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.value import Value
