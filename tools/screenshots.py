@@ -32,10 +32,11 @@ class Picture(Value, kw_only=True):
     name: str
     case: PageCase
     window: dict[str, Any]
+    format: str = "webp"
 
     @property
     def file(self) -> str:
-        return f"console-{self.name}.webp"
+        return f"console-{self.name}.{self.format}"
 
 
 def list_pictures() -> Iterator[Picture]:
@@ -57,11 +58,12 @@ def list_every() -> Iterator[Picture]:
         for width in (420, 1400):
             for scheme in ("light", "dark"):
                 window = {"viewport": {"width": width, "height": 200}, "color_scheme": scheme}
-                yield Picture(name=f"{case.name}-{width}-{scheme}", case=case, window=window)
+                name = f"{case.name}-{width}-{scheme}"
+                yield Picture(name=name, case=case, window=window, format="png")
 
 
 def take(browser: "Browser", site: Site, picture: Picture) -> bytes:
-    """Return a picture of the whole page, as WebP."""
+    """Return a picture of the whole page."""
     with open_tab(browser, site.url, **picture.window) as tab:
         page = picture.case.open(tab)
         size: dict[str, int] = page.evaluate(
@@ -70,8 +72,8 @@ def take(browser: "Browser", site: Site, picture: Picture) -> bytes:
         answer: dict[str, str] = tab.context.new_cdp_session(page).send(
             "Page.captureScreenshot",
             {
-                "format": "webp",
-                "quality": QUALITY,
+                "format": picture.format,
+                **({"quality": QUALITY} if picture.format == "webp" else {}),
                 "captureBeyondViewport": True,
                 "clip": {"x": 0, "y": 0, "scale": 1, **size},
             },

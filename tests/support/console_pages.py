@@ -64,6 +64,7 @@ PAGE_CASES: Final = (
     ),
     PageCase(name="events", path="/events", says=("payments-1", "committed it in Kafka")),
     PageCase(name="dry-run", path=DRY_RUN, says=("This is a dry run", "to confirm"), is_live=False),
+    PageCase(name="search", path="/search?q=or", says=("Topics", "orders", "Groups", "Look it up")),
     PageCase(name="groups", path="/groups", says=("search-indexer", "Reconciling")),
     PageCase(name="group", path="/groups/search-indexer", says=("29 markers and 12 aborted records",)),
     PageCase(name="group-unknown", path="/groups/none", says=("no group of this name",), is_found=False),

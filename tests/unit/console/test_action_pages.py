@@ -464,7 +464,7 @@ def test_names_in_a_dry_run_are_text_and_their_confirmation_can_be_typed(tmp_pat
     async def story(visit: Visit) -> None:
         html = (await visit.client.get(url)).text
         assert "<script>alert" not in html
-        assert html.count("<script") == 3
+        assert html.count("<script") == 4
         form = read_form(html)
         assert confirmation in form.text
         assert (await visit.send(form, HOSTILE)).status_code == 409

@@ -329,7 +329,7 @@ def test_a_page_shows_verdicts_markers_and_the_open_transaction() -> None:
         "null",
     ):
         assert part.replace("57", "58") in text
-    assert answer.text.count("<script") == 3
+    assert answer.text.count("<script") == 4
     assert "/transactions/pay-1" in page.links
     assert "/topics/orders?partition=0&offset=0&as=text" in page.links
     assert "/topics/orders?partition=0&offset=12&as=text" in page.links

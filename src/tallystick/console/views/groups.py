@@ -6,6 +6,7 @@ it is counted in data records up to the last stable offset, and what was passed 
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from tallystick.console.model import commands
 from tallystick.console.model.snapshot import GroupOffset, PartitionOffsets
@@ -13,6 +14,7 @@ from tallystick.console.model.state import ConsoleState
 from tallystick.console.model.transactions import AssessedTransaction
 from tallystick.console.views.holders import Holder, describe_holder, describe_holders, find_blockers
 from tallystick.console.views.lists import PAGE_ROWS, ListQuery, select_rows
+from tallystick.console.views.ordering import Keys, sort_rows
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value, replace
@@ -37,6 +39,17 @@ class GroupRow(Value, kw_only=True):
     held_back_count: int
     pending_count: int
     blockers: tuple[Holder, ...]
+
+
+SORT_KEYS: Final[Keys[GroupRow]] = {
+    "name": lambda row: row.group_id,
+    "state": lambda row: row.state,
+    "members": lambda row: row.member_count,
+    "lag": lambda row: row.data_lag,
+    "offset_lag": lambda row: row.offset_lag,
+    "held_back": lambda row: row.held_back_count,
+    "pending": lambda row: row.pending_count,
+}
 
 
 class GroupPartitionRow(Value, kw_only=True):
@@ -95,6 +108,7 @@ def build_groups(
     rows = [_build_row(state, group_id, {}) for group_id in state.snapshot.groups.groups]
     rows.sort(key=lambda row: (-(row.offset_lag if row.data_lag is None else row.data_lag), row.group_id))
     query = query or ListQuery()
+    rows = sort_rows(rows, query.sort, SORT_KEYS)
     chosen = select_rows(rows, query, lambda row: row.group_id, page_rows=page_rows)
     blockers = find_blockers(state)  # named for the rows that are shown alone
     return GroupsPage(

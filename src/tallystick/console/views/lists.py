@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 from urllib.parse import urlencode
 
+from tallystick.console.views.ordering import parse_sort
 from tallystick.kernel.value import Value
 
 PAGE_ROWS: Final = 100
@@ -20,19 +21,21 @@ class ListQuery(Value, kw_only=True):
 
     text  part of a name, in upper or lower case; empty: all
     page  from 1
+    sort  a column, as `ordering` reads it; empty: the list's own order
     """
 
     text: str = ""
     page: int = 1
+    sort: str = ""
 
     @staticmethod
     def parse(query: Mapping[str, str]) -> "ListQuery":
         """Read the query of a URL; what it does not know is ignored, as a shared link may be old."""
-        return ListQuery(text=query.get("text", ""), page=parse_page(query))
+        return ListQuery(text=query.get("text", ""), page=parse_page(query), sort=parse_sort(query))
 
     def format_query(self, **changes: object) -> str:
         """Return the query of a URL for the same rows with some fields changed."""
-        fields = {"text": self.text, "page": self.page} | changes
+        fields = {"text": self.text, "page": self.page, "sort": self.sort} | changes
         return urlencode({name: value for name, value in fields.items() if value not in ("", 1)})
 
 

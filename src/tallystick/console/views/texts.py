@@ -59,6 +59,24 @@ def format_time(ms: int | None) -> str:
         return f"{ms} ms"
 
 
+def format_machine_time(ms: int | None) -> str:
+    """Return a time for `<time datetime>`, such as `2026-11-25T10:00:00.000Z`; "" where there is none."""
+    if ms is None:
+        return ""
+    try:
+        return (_EPOCH + timedelta(milliseconds=ms)).isoformat("T", "milliseconds") + "Z"
+    except OverflowError:
+        return ""
+
+
+def format_ago(ms: int, now_ms: int) -> str:
+    """Return how long ago a time was, in its largest unit, such as `3 min ago`."""
+    for size, unit in _UNITS:
+        if now_ms - ms >= size:
+            return f"{(now_ms - ms) // size} {unit} ago"
+    return "just now"  # or ahead of this machine's clock
+
+
 def format_identity(identity: ProducerIdAndEpoch) -> str:
     """Return a producer id and epoch as a database stores them (KIP-939), such as `5:3`."""
     return f"{identity.producer_id}:{identity.epoch}"

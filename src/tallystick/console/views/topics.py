@@ -1,12 +1,14 @@
 """Topics as far as they explain transactions: where readers are held back, and by which transaction. Pure."""
 
 from collections import defaultdict
+from typing import Final
 
 from tallystick.console.model.snapshot import PartitionOffsets
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.model.transactions import AssessedTransaction
 from tallystick.console.views.holders import find_holder, index_groups
 from tallystick.console.views.lists import PAGE_ROWS, ListQuery, select_rows
+from tallystick.console.views.ordering import Keys, sort_rows
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.records import RecordsView
 from tallystick.kernel.ids import TopicPartition
@@ -40,6 +42,15 @@ class PartitionRow(Value, kw_only=True):
     holder: str
     holder_health: str
     groups: tuple[str, ...]
+
+
+SORT_KEYS: Final[Keys[TopicRow]] = {
+    "name": lambda row: row.name,
+    "partitions": lambda row: row.partition_count,
+    "offsets": lambda row: row.offset_count,
+    "open": lambda row: row.open_count,
+    "held_back": lambda row: row.held_back_count,
+}
 
 
 class TopicsPage(Value, kw_only=True):
@@ -89,6 +100,7 @@ def build_topics(
         )
     rows.sort(key=lambda row: (-row.held_back_count, row.is_internal, row.name))
     query = query or ListQuery()
+    rows = sort_rows(rows, query.sort, SORT_KEYS)
     chosen = select_rows(rows, query, lambda row: row.name, page_rows=page_rows)
     return TopicsPage(
         info=_describe(state, "Topics", now_ms),

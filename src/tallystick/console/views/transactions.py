@@ -6,10 +6,11 @@ from typing import Final
 from urllib.parse import urlencode
 
 from tallystick.console.model.assessment import SparkRole
-from tallystick.console.model.health import Health
+from tallystick.console.model.health import SEVERITY, Health
 from tallystick.console.model.state import ConsoleState
 from tallystick.console.model.transactions import AssessedTransaction
 from tallystick.console.views.lists import PAGE_ROWS, parse_page
+from tallystick.console.views.ordering import Keys, parse_sort, sort_rows
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.texts import format_identity
 from tallystick.kernel.value import Value
@@ -27,6 +28,7 @@ class TransactionFilter(Value, kw_only=True):
     text    part of the transactional id
     page    from 1
     select  not empty: rows of the store can be selected to be resolved together
+    sort    a column, as `ordering` reads it; empty: the worst first
     """
 
     health: str = ""
@@ -35,6 +37,7 @@ class TransactionFilter(Value, kw_only=True):
     text: str = ""
     page: int = 1
     select: str = ""
+    sort: str = ""
 
     @staticmethod
     def parse(query: Mapping[str, str]) -> "TransactionFilter":
@@ -46,6 +49,7 @@ class TransactionFilter(Value, kw_only=True):
             text=query.get("text", ""),
             page=parse_page(query),
             select=query.get("select", ""),
+            sort=parse_sort(query),
         )
 
     def format_query(self, **changes: object) -> str:
@@ -92,6 +96,17 @@ class TransactionRow(Value, kw_only=True):
     held_back_ms: int | None
 
 
+SORT_KEYS: Final[Keys[TransactionRow]] = {
+    "health": lambda row: SEVERITY[Health(row.health)],
+    "id": lambda row: row.transactional_id or row.key,
+    "state": lambda row: row.state,
+    "decided_by": lambda row: row.store or row.prefix or None,
+    "finding": lambda row: row.finding or None,
+    "age": lambda row: row.age_ms,
+    "held_back": lambda row: row.held_back_count,
+}
+
+
 class TransactionsPage(Value, kw_only=True):
     """The list, after the filter.
 
@@ -117,7 +132,7 @@ def build_transactions(
     """Build the list of transactions, in pages of `page_rows`."""
     snapshot = state.snapshot
     rows = [build_row(each, now_ms) for each in state.transactions]
-    matching = [row for row in rows if wanted.matches(row)]
+    matching = sort_rows((row for row in rows if wanted.matches(row)), wanted.sort, SORT_KEYS)
     page_count = max(1, -(-len(matching) // page_rows))
     page = min(wanted.page, page_count)
     statuses = (snapshot.transactions.status, *(store.status for store in snapshot.stores))

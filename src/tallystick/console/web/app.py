@@ -35,7 +35,14 @@ from tallystick.console.model.state import ConsoleState
 from tallystick.console.views.events import StreamMessage, announce_snapshot, list_unseen, stream_events
 from tallystick.console.views.metrics import read_metrics
 from tallystick.console.views.page_request import Lookups, PageRequest
-from tallystick.console.views.texts import format_count, format_duration, format_time, pluralize
+from tallystick.console.views.texts import (
+    format_ago,
+    format_count,
+    format_duration,
+    format_machine_time,
+    format_time,
+    pluralize,
+)
 from tallystick.console.views.transactions import NO_STATE
 from tallystick.console.web.action_pages import ActionPages, encode_json, format_url
 from tallystick.console.web.gate import Gate, LoginPages, Reception, WebOptions
@@ -103,6 +110,8 @@ def _load_templates(*, allows_actions: bool) -> Environment:
         "duration": format_duration,
         "count": format_count,
         "time": format_time,
+        "machine_time": format_machine_time,
+        "ago": format_ago,
         "plural": pluralize,
         "path": partial(quote, safe=""),
     }
@@ -147,7 +156,11 @@ class _Shell:
             return Response(encode_json(model), status, media_type="application/json")
         template = self.templates.get_template(page.template)
         html = template.render(
-            page=model, section=page.section, url=format_url(request), has_session=request.state.has_session
+            page=model,
+            section=page.section,
+            url=format_url(request),
+            now_ms=page_request.now_ms,
+            has_session=request.state.has_session,
         )
         return HTMLResponse(html, status)
 

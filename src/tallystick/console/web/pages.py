@@ -16,6 +16,7 @@ from tallystick.console.views.page_request import (
     build_topic_page,
 )
 from tallystick.console.views.pipelines import build_pipelines
+from tallystick.console.views.search import build_search
 from tallystick.console.views.stores import build_stores
 from tallystick.console.views.topics import TopicPage, build_topics
 from tallystick.console.views.transaction import TransactionPage, build_transaction, may_exist
@@ -84,6 +85,12 @@ PAGES: Final = (
         build=lambda request: build_transaction(request.state, request.key, request.now_ms, request.history),
         ask=ask_history,
         is_known=lambda model: not isinstance(model, TransactionPage) or may_exist(model),
+    ),
+    Page(
+        path="/search",
+        template="search.html",
+        section="",
+        build=lambda request: build_search(request.state, request.query.get("q", ""), request.now_ms),
     ),
     Page(
         path="/events",

@@ -113,6 +113,42 @@
   // What was opened stays open: the server does not know of it.
   window.htmx.registerExtension("calm", { htmx_before_morph_attr: (_, change) => change.attrName !== "open" });
 
+  // How the reader sees it -------------------------------------------------------------------------------------
+  // The server's times are UTC. The reader's own is in a tooltip, and beside each where that is chosen.
+  const form = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  function addLocalTimes() {
+    for (const time of document.querySelectorAll("#page time")) {
+      const text = form.format(new Date(time.dateTime));
+      time.title = `${text} (${zone})`;
+      time.dataset.local = text;
+    }
+  }
+  addLocalTimes();
+  document.addEventListener("htmx:after:swap", addLocalTimes);
+  const root = document.documentElement;
+  for (const button of document.querySelectorAll("button[data-view]")) {
+    const { view } = button.dataset;
+    button.setAttribute("aria-pressed", root.classList.contains(view));
+    button.addEventListener("click", () => {
+      const isOn = root.classList.toggle(view);
+      button.setAttribute("aria-pressed", isOn);
+      try {
+        localStorage.setItem(`tallystick.${view}`, isOn ? "on" : "off");
+      } catch {
+        // It lasts as long as the page.
+      }
+    });
+  }
+  document.addEventListener("keydown", (event) => {
+    const isWriting = event.target.closest?.("input, select, textarea, [contenteditable]");
+    if (event.key !== "/" || isWriting || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault(); // or the sign would be written
+    const input = document.querySelector("#search input");
+    input?.focus();
+    input?.select();
+  });
+
   // Copying a command ------------------------------------------------------------------------------------------
   document.documentElement.classList.add("scripted");
   document.addEventListener("click", async (event) => {
