@@ -1,7 +1,9 @@
-"""Hooks for mkdocs: an index of the file formats, the changelog, and plain text for links that leave docs/.
+"""Hooks for mkdocs: generated pages, plain text for links that leave docs/, the search's order, and diagrams.
 
 Pages are read both in the repository and on the site. In the repository a link may lead to an example or a
 test; the site has no such file, so it shows the link's text alone.
+
+A reader of the site asks no other site: the theme would load mermaid from a CDN, unless it is there already.
 """
 
 import re
@@ -11,9 +13,17 @@ from typing import Final
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 _LINK: Final = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#]*)(#[^)]*)?\)")
 _FOLDERS: Final = {"formats": "File formats"}
+_MERMAID: Final = "vendor/mermaid.tiny.js"
+# Who searches wants to know what to do. Why it is built as it is comes after that.
+_SEARCH_BOOST: Final = {
+    **dict.fromkeys(("troubleshooting.md", "how-to", "operate", "runbooks"), 2),
+    **dict.fromkeys(("evidence", "notes", "formats"), 0.4),
+    **dict.fromkeys(("adr", "design"), 0.2),
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -28,7 +38,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links that lead out of docs/ into their text."""
+    """Turn links that lead out of docs/ into their text, and rank the page in the search by its folder."""
+    boost = _SEARCH_BOOST.get(page.file.src_uri.partition("/")[0])
+    if boost is not None:
+        page.meta.setdefault("search", {"boost": boost})
     here = Path(config.docs_dir, page.file.src_uri).parent
 
     def render_link(link: re.Match[str]) -> str:
@@ -36,6 +49,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return link[0] if target.is_relative_to(Path(config.docs_dir).resolve()) else link[1]
 
     return _LINK.sub(render_link, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Bring what draws the diagrams to a page that has one, before the theme looks for it."""
+    if 'class="mermaid"' not in html:
+        return html
+    return f'{html}\n<script src="{get_relative_url(_MERMAID, page.url)}"></script>'
 
 
 def _read_title(page: Path) -> str:

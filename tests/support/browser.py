@@ -42,6 +42,30 @@ _CUT_OFF: Final = """() => [...document.querySelectorAll("th, td, .badge, button
 """What is wider than its place, and stands in that of its neighbour."""
 
 
+_SIDEWAYS: Final = """() => [...document.querySelectorAll("body *")]
+  .filter((node) => node.clientWidth && node.scrollWidth > node.clientWidth + 1)
+  .filter((node) => ["auto", "scroll"].includes(getComputedStyle(node).overflowX))
+  .map((node) => node.id || node.className)"""
+"""What has to be scrolled sideways."""
+
+_BROKEN_WORDS: Final = """() => {
+  const broken = [], range = document.createRange();
+  const texts = document.createTreeWalker(document.querySelector("#page"), NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const node = texts.currentNode;
+    if (node.parentElement.closest("code, pre, svg, select, .id")) continue;
+    for (const word of node.data.matchAll(/(?<!\\w)[A-Z]?[a-z]{1,15}(?!\\w)/g)) {
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+      if (lines.size > 1) broken.push(word[0]);
+    }
+  }
+  return broken;
+}"""
+"""Words that begin on one line and end on another; ids may be broken anywhere."""
+
+
 @contextmanager
 def run_browser() -> Iterator["Browser"]:
     """Run a browser; skip the test where there is none.
@@ -141,4 +165,16 @@ def measure_overflow(page: "Page") -> int:
 def find_cut_off(page: "Page") -> list[str]:
     """Return the beginning of each text that is wider than its place."""
     found: list[str] = page.evaluate(_CUT_OFF)
+    return found
+
+
+def find_sideways(page: "Page") -> list[str]:
+    """Return the ids or classes of what has to be scrolled sideways to be seen."""
+    found: list[str] = page.evaluate(_SIDEWAYS)
+    return found
+
+
+def find_broken_words(page: "Page") -> list[str]:
+    """Return the words of up to 16 letters that are broken into two lines."""
+    found: list[str] = page.evaluate(_BROKEN_WORDS)
     return found
