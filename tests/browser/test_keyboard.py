@@ -82,7 +82,7 @@ def test_the_filter_is_in_the_url_and_the_back_button_keeps_it(tab: Tab) -> None
     page.click("text=Filter")
     page.wait_for_url("**health=recover**")
     assert page.locator("#transactions tbody tr").count() == 1
-    page.click("#transactions a")
+    page.click("#transactions tbody a")
     page.wait_for_url("**/transactions/payments-1")
     page.go_back()
     assert "health=recover" in page.url
@@ -137,7 +137,7 @@ def test_filters_and_links_work_without_a_script(browser: "Browser", shop: Site)
         page.click("text=Filter")
         page.wait_for_url("**text=payments**")
         assert page.locator("#transactions tbody tr").count() == 2
-        page.click("#transactions a")
+        page.click("#transactions tbody a")
         page.click("summary")
         assert page.get_by_text("prepared_transaction_state").is_visible()
         page.go_back()

@@ -126,7 +126,7 @@ def test_a_host_header_opens_no_path() -> None:
     assert browser.get("/transactions", {"host": "x/login?"}).status_code == 401
 
 
-def test_a_form_of_another_site_logs_nobody_in_or_out() -> None:
+def test_a_form_of_another_site_opens_and_ends_no_session() -> None:
     browser = open_browser()
     for more in ({"sec-fetch-site": "same-site"}, {"origin": "http://localhost:9999"}):
         headers = FORM | more

@@ -41,7 +41,7 @@ class SearchKind(Value, kw_only=True):
 
 
 class SearchPage(Value, kw_only=True):
-    """What was found. `kinds` has those with a hit."""
+    """The result of a search. `kinds` has those with a hit."""
 
     info: PageInfo
     text: str
@@ -65,11 +65,11 @@ def build_search(state: ConsoleState, text: str, now_ms: int, *, hits_max: int =
         ("Groups", f"/groups?text={query}", (_hit("groups", name) for name in groups)),
         ("Spark prefixes", "", _list_prefixes(state)),
     )
-    found = (_select(title, url, hits, text.lower(), hits_max) for title, url, hits in kinds if text)
+    all_kinds = (_select(title, url, hits, text.lower(), hits_max) for title, url, hits in kinds if text)
     return SearchPage(
         info=describe_page("Search", snapshot, snapshot.list_statuses(), now_ms),
         text=text,
-        kinds=tuple(kind for kind in found if kind.hits),
+        kinds=tuple(kind for kind in all_kinds if kind.hits),
     )
 
 
@@ -102,11 +102,11 @@ def _list_transactions(state: ConsoleState) -> Iterable[SearchHit]:
 
 
 def _list_other_ids(state: ConsoleState) -> Iterable[SearchHit]:
-    shown = {each.views.transactional_id for each in state.transactions}
+    open_ids = {each.views.transactional_id for each in state.transactions}
     stores_by_id: dict[str, list[str]] = {}
     for store in state.snapshot.stores:
         for name in store.rows:
-            if name not in shown:
+            if name not in open_ids:
                 stores_by_id.setdefault(name, []).append(store.name)
     for name, stores in stores_by_id.items():
         yield _hit("transactions", name, note=", ".join(stores))

@@ -112,7 +112,7 @@ class LoginPages:
         return self.ask(request, 200)
 
     async def log_in(self, request: Request) -> Response:
-        """Open a session for whoever sends the token."""
+        """Open a session for a sender of the token."""
         refusal = check_form_origin(request.headers)
         fields = refusal or await read_form(request)
         if isinstance(fields, Refusal):

@@ -48,7 +48,7 @@ class Logins:
         self._failures: OrderedDict[str, Failures] = OrderedDict()
 
     def open_session(self, token: Secret) -> str:
-        """Open a session of whoever has sent this token, and return what its cookie holds."""
+        """Open a session for a sender of this token, and return the content of its cookie."""
         session_id = self._make_id()
         self._sessions[_hash(session_id)] = Session(token=token, opened_ms=self._clock.monotonic_ms())
         while len(self._sessions) > SESSIONS_MAX:
@@ -82,7 +82,7 @@ class Logins:
 
         The first failures cost nothing, each one after them twice the wait of the one before, up to
         WAIT_MS_MAX. Open sessions do not wait. A right login does not take failures back: a scraper with
-        the right token would do so for whoever guesses at the same address.
+        the right token would do so for a guesser at the same address.
         """
         known = self._failures.get(address)
         if known is None or known.count < FREE_ATTEMPTS:
