@@ -253,8 +253,8 @@ def test_an_orphan_is_committed_as_the_database_says() -> None:
         await screen.move_to("Commit: ")
         await screen.press("enter")
         await screen.wait_until(lambda: "This is a dry run" in screen.text)
-        assert see(screen, "By state 5:3: it is exactly this one.")
         await screen.move_to("To be typed")
+        assert see(screen, "By state 5:3: it is exactly this one.")
         await screen.press("enter", *"its row says so", "enter", *NAME, "enter")
         await screen.wait_until(lambda: f"done  {DONE}" in screen.text)
 
