@@ -187,7 +187,8 @@ class DatabaseBehind(RecoveryHalted):
     """The database has lost a commit that it acknowledged and whose records are in Kafka.
 
     This follows a failover to an asynchronous replica, or a restored backup. Write those rows again, or
-    compensate for the records; then call recover(accept_mixed=True).
+    compensate for the records; then accept it with `tallystick transactions resolve --accept-mixed`, or
+    recover(accept_mixed=True).
     """
 
 

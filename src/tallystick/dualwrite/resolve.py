@@ -1,5 +1,6 @@
 """Operator recovery after a host is lost: finish every transactional id in a store, or the expired ones."""
 
+import logging
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -15,6 +16,8 @@ from tallystick.dualwrite.rules.recovery import RecoveredId, Verdict
 from tallystick.dualwrite.stores.base import LeaseStore, Store
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value, replace
+
+_audit = logging.getLogger("tallystick.audit")
 
 RESOLVE_LEASE_MS: Final = 300_000
 """Lease of an id that is resolved, which is not renewed; if it expires, others may recover the id as well."""
@@ -146,10 +149,40 @@ def resolve(
             yield _describe_failure(each, exc)
 
 
+def accept_mixed(
+    store: Store[Any], config: Mapping[str, object], transactional_id: str, expectation: RecoveredId
+) -> ResolvedId:
+    """Accept that the sides of an id differ for good, so that its writers can go on. Nothing is repaired.
+
+    Args:
+        config: as for `resolve`.
+        expectation: what a dry run has found, with the verdict TEAR or LACK. If anything else is true by
+            now, the id is left alone.
+    """
+    audit_text = f"accept-mixed {transactional_id!r} {expectation.finding.name}"
+    _audit.warning(
+        "%s, database %s, in doubt %s", audit_text, expectation.state or "-", expectation.in_doubt or "-"
+    )
+    try:
+        row = store.read_state(transactional_id)
+        if row is None:
+            raise RecoveryHalted("the store has no row of it any more; nothing was done")
+        with _create_writer(store, config, row) as writer:
+            (line,) = writer.inspect().ids
+            if line != expectation or line.verdict not in (Verdict.TEAR, Verdict.LACK):
+                raise RecoveryHalted("it has changed since it was shown; nothing was done")
+            (line,) = writer.recover(accept_mixed=True).ids
+            result = ResolvedId(transactional_id=transactional_id, recovered=line)
+    except Exception as exc:  # client and database driver errors have no common base class
+        result = _describe_failure(transactional_id, exc)
+    _audit.warning("%s: %s", audit_text, result.failure or "accepted")
+    return result
+
+
 CONTRADICTIONS: Final = {
-    Verdict.TEAR: "send its records again or take its rows back, then recover(accept_mixed=True)",
+    Verdict.TEAR: "send its records again or take its rows back, then name it with --accept-mixed",
     Verdict.LACK: "look whether this is its database; write the rows again or make up for the records, then "
-    "recover(accept_mixed=True)",
+    "name it with --accept-mixed",
     Verdict.HALT: "end nothing before it is clear which side has lost something",
 }
 

@@ -322,14 +322,16 @@ def test_sides_that_differ_are_refused(scene: Scene) -> None:
 
     async def story(operator: Operator) -> None:
         await operator.see_health(scene.name, "broken")
-        page = read_form((await operator.get(url_of(scene.name))).text)
+        text = (await operator.get(url_of(scene.name))).text
+        assert "--accept-mixed" in text
+        page = read_form(text)
         assert page.links == []
         form = read_form(
             (await operator.get(f"/actions/resolve/{scene.name}?store={quote(scene.place.where)}")).text
         )
         assert form.action == ""
         assert "This is refused" in form.text
-        assert "accept_mixed=True" in form.text
+        assert "--accept-mixed" in form.text
 
     scene.play(story)
     with opened(scene.place) as store, DualWriter(store, scene.config) as writer:

@@ -15,7 +15,14 @@ import typer
 from tallystick import spark
 from tallystick.admin.client import Admin
 from tallystick.admin.txn.completion import find_modes
+from tallystick.cli.audit import AuditLog
 from tallystick.cli.cluster_command import ClusterTarget, confirm, select_role_settings
+from tallystick.cli.commands.accept_mixed import (
+    AcceptOption,
+    ConfirmOption,
+    check_options,
+    run_accept_mixed,
+)
 from tallystick.cli.exits import ExitCode, print_error, print_failure
 from tallystick.cli.settings import ModeOption, StorageOption, add_modes, parse_named_values
 from tallystick.cli.tables import Row
@@ -77,6 +84,15 @@ DecisionsOption = Annotated[
         help=f"With --prefix: the query's decisions.topic, if it is not {DECISIONS_TOPIC}.",
     ),
 ]
+PrefixOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix", help="A Spark query's transactional.id.prefix; with --store if it writes tables."
+    ),
+]
+ExpiredOption = Annotated[
+    bool, typer.Option("--only-expired", help="Only ids whose lease has expired; no live writer is fenced.")
+]
 AllowedOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -91,12 +107,7 @@ def resolve_command(
     context: typer.Context,
     *,
     store: StoreOption = None,
-    prefix: Annotated[
-        str | None,
-        typer.Option(
-            "--prefix", help="A Spark query's transactional.id.prefix; with --store if it writes tables."
-        ),
-    ] = None,
+    prefix: PrefixOption = None,
     decisions: DecisionsOption = None,
     retire: Annotated[
         bool, typer.Option("--retire", help="With --prefix: forget the query, accept what is lost.")
@@ -105,14 +116,14 @@ def resolve_command(
         list[str] | None,
         typer.Option("--transactional-id", "--transactionalId", help="Only this one; repeatable."),
     ] = None,
-    only_expired: Annotated[
-        bool,
-        typer.Option("--only-expired", help="Only ids whose lease has expired; no live writer is fenced."),
-    ] = False,
+    only_expired: ExpiredOption = False,
     storage_option: StorageOption = None,
     mode: ModeOption = None,
     schema: Annotated[str | None, typer.Option(help="Database schema of the tables.")] = None,
     allowed: AllowedOption = None,
+    accepts: AcceptOption = False,
+    confirmed: ConfirmOption = None,
+    audit_log: AuditLog = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show both sides; change nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
@@ -122,6 +133,12 @@ def resolve_command(
     """
     at: ClusterTarget = context.obj
     config = add_modes(select_role_settings("producer", at.config), mode or (), prepares=False)
+    ids: Sequence[str] = transactional_id or ()
+    if accepts:
+        others = {"--prefix": prefix is not None, "--only-expired": only_expired, "--retire": retire}
+        check_options(ids, confirmed=confirmed, yes=yes, others=others)
+    elif confirmed is not None or audit_log is not None:
+        raise BadConfig("--confirm, --audit-log: need --accept-mixed")
     if prefix is not None:
         if transactional_id or schema or allowed or only_expired:
             raise BadConfig(
@@ -138,17 +155,35 @@ def resolve_command(
             "give --store URL or --prefix PREFIX; --retire, --decisions and --storage-option need --prefix"
         )
     with _open_store(store, schema, allowed or ()) as opened:
-        ids = transactional_id or ()
+        if accepts:
+            code = run_accept_mixed(
+                at, opened, config, ids[0], confirmed=confirmed, dry_run=dry_run, audit_log=audit_log
+            )
+            raise typer.Exit(code)
         if only_expired:
             results = _resolve_expired(opened, config, ids, dry_run=dry_run, yes=yes)
         else:
-            results = list(resolve(opened, config, ids or _list_ids(opened), dry_run=True))
-            if not (dry_run or yes):
-                at.print_rows(_COLUMNS, [_format_row(each) for each in results])
-            if not dry_run:
-                results = _resolve_shown(opened, config, results, ids, yes=yes)
+            results = _resolve_ids(at, opened, config, ids, dry_run=dry_run, yes=yes)
     at.print_rows(_COLUMNS, [_format_row(each) for each in results])
     raise typer.Exit(_choose_exit_code(results, dry_run=dry_run))
+
+
+def _resolve_ids(
+    at: ClusterTarget,
+    store: Store[Any],
+    config: Mapping[str, object],
+    ids: Sequence[str],
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> list[ResolvedId]:
+    """Look at the ids, all of the store if none is named; show them before a question; finish them."""
+    looks = list(resolve(store, config, ids or _list_ids(store), dry_run=True))
+    if dry_run:
+        return looks
+    if not yes:
+        at.print_rows(_COLUMNS, [_format_row(each) for each in looks])
+    return _resolve_shown(store, config, looks, ids, yes=yes)
 
 
 @contextmanager
@@ -362,13 +397,14 @@ def _format_row(each: ResolvedId) -> Row:
             "Verdict": "HALT" if each.is_contradiction else "",
             "Result": each.failure,
         }
+    reason = CONTRADICTIONS.get(recovered.verdict or Verdict.NOTHING)
     return {
         "TransactionalId": each.transactional_id,
         "Database": str(recovered.state),
         "InDoubt": str(recovered.in_doubt),
         "Finding": recovered.finding.name,
         "Verdict": "" if recovered.verdict is None else recovered.verdict.name,
-        "Result": recovered.action,
+        "Result": recovered.action if reason is None else f"left alone: {reason}",
     }
 
 

@@ -4,12 +4,7 @@ Subcommands, options and columns are those of Kafka's `kafka-transactions.sh`, w
 as aliases, and more: see docs/adr/0020. Works on any Kafka cluster.
 """
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from getpass import getuser
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -18,6 +13,7 @@ from tallystick.admin.model import AbortCause, ForcedOutcome, TransactionDescrip
 from tallystick.admin.txn import completion
 from tallystick.admin.txn.hanging import HangingCase, HangingVerdict, compute_idle_ms
 from tallystick.admin.txn.transactions import AbortPlan, AbortSpec
+from tallystick.cli.audit import AuditLog, write_audit_lines
 from tallystick.cli.cluster_command import (
     ClusterTarget,
     confirm,
@@ -77,9 +73,6 @@ IdOption = Annotated[
 Broker = Annotated[int | None, typer.Option("--broker", "--broker-id", help="Ask this broker's replicas.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Force = Annotated[bool, typer.Option("--force", help="Even if it breaks what others rely on.")]
-AuditLog = Annotated[
-    Path | None, typer.Option("--audit-log", metavar="FILE", help="Append the audit lines here, too.")
-]
 
 
 @app.command("list")
@@ -264,7 +257,7 @@ def abort(
         producer=None if producer_id is None else _to_identity(producer_id, producer_epoch or 0),
         coordinator_epoch=coordinator_epoch,
     )
-    with _write_audit_lines(audit_log), at.open_admin() as admin:
+    with write_audit_lines(audit_log), at.open_admin() as admin:
         plan = admin.plan_abort(spec)
         transaction = plan.transaction
         typer.echo(_format_abort_plan(plan), err=True)
@@ -300,7 +293,7 @@ def force_terminate(
     """
     at: ClusterTarget = context.obj
     name = choose_name(context, transactional_id, id_option, "ID")
-    with _write_audit_lines(audit_log), at.open_admin() as admin:
+    with write_audit_lines(audit_log), at.open_admin() as admin:
         description = admin.describe_transactions([name]).one(name)
         partitions = ", ".join(sorted(map(str, description.partitions))) or "nowhere"
         typer.echo(
@@ -344,7 +337,7 @@ def complete(
         prepared = PreparedTxnState(state)
     except BadPreparedTxnState as exc:
         raise typer.BadParameter(f"STATE: {exc}") from exc
-    with _write_audit_lines(audit_log):
+    with write_audit_lines(audit_log):
         with at.open_admin() as admin:
             decision = completion.plan_completion(admin, transactional_id, prepared)
         typer.echo(_format_completion_plan(decision), err=True)
@@ -497,24 +490,3 @@ def _format_abort_plan(plan: AbortPlan) -> str:
 
 def _to_identity(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
     return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
-
-
-@contextmanager
-def _write_audit_lines(path: Path | None) -> Iterator[None]:
-    """Write the audit lines to stderr, and to a file if there is one."""
-    log = logging.getLogger("tallystick.audit")
-    handlers: list[logging.Handler] = [logging.StreamHandler()]
-    if path is not None:
-        try:
-            handlers.append(logging.FileHandler(path))
-        except OSError as exc:
-            raise typer.BadParameter(f"--audit-log: {exc}") from exc
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter(f"%(asctime)s audit {getuser()}: %(message)s"))
-        log.addHandler(handler)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            log.removeHandler(handler)
-            handler.close()

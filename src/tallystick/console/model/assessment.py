@@ -25,6 +25,7 @@ from tallystick.admin.txn.hanging import HangingCase, HangingVerdict
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.console.model.commands import (
     abort_command,
+    accept_mixed_command,
     complete_command,
     describe_command,
     find_hanging_command,
@@ -119,11 +120,11 @@ class TransactionViews(Value, kw_only=True):
 
 
 _BROKEN_TEXTS: Final = {
-    Verdict.TEAR: "Its records are missing. Send them again or take the rows back, then recover with "
-    "accept_mixed=True.",
+    Verdict.TEAR: "Its records are missing. Send them again or take the rows back; then accept it: the "
+    "command shows what is lost, and asks for the id.",
     Verdict.LACK: "The database lacks a commit: it lost one, an older state of it was restored, or it is not "
-    "the database of this id. Write the rows again, or give the service its database; then recover with "
-    "accept_mixed=True.",
+    "the database of this id. Write the rows again, or give the service its database; then accept it: the "
+    "command shows what is lost, and asks for the id.",
     Verdict.HALT: "Neither commit nor abort would be right. End nothing before it is clear which side lost "
     "something.",
 }
@@ -222,7 +223,9 @@ def _assess_store(side: StoreSide, stage_ms: int, servers: str, limits: Limits) 
     resolve = resolve_store_command(servers, store, name)
     if side.verdict in _BROKEN_TEXTS:
         text = f"{_sentence(side.finding.value)} {_BROKEN_TEXTS[side.verdict]}"
-        return Assessment(Health.BROKEN, text, f"{resolve} --dry-run")
+        is_halted = side.verdict is Verdict.HALT
+        command = f"{resolve} --dry-run" if is_halted else accept_mixed_command(servers, store, name)
+        return Assessment(Health.BROKEN, text, command)
     if side.verdict is Verdict.COMPARE:
         return Assessment(Health.UNKNOWN, "The cluster does not show this id to the console's user.", resolve)
     if side.verdict is Verdict.COMMIT:

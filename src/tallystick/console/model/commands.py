@@ -54,6 +54,11 @@ def resolve_store_command(bootstrap_servers: str, store: str, *transactional_ids
     return format_command(bootstrap_servers, "transactions", "resolve", "--store", store, *ids)
 
 
+def accept_mixed_command(bootstrap_servers: str, store: str, transactional_id: str) -> str:
+    """Return the command that shows what a broken transaction has lost, and asks whether to accept it."""
+    return f"{resolve_store_command(bootstrap_servers, store, transactional_id)} --accept-mixed"
+
+
 def resolve_prefix_command(bootstrap_servers: str, prefix: str, *, store: str = "", topic: str = "") -> str:
     """Return the command that finishes what a Spark query left.
 

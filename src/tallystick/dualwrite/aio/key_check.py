@@ -15,6 +15,7 @@ from tallystick.dualwrite.block.branch import ClusterBranch
 from tallystick.dualwrite.block.steps import AsyncStepRunner
 from tallystick.dualwrite.errors import HeuristicMixed, WriteInDoubt
 from tallystick.dualwrite.rules.idempotency import KeyOutcome, KeyResult, assess_key
+from tallystick.dualwrite.rules.recovery import describe_accepting
 from tallystick.dualwrite.stores.base import AsyncStoreTransaction
 from tallystick.kernel.clock import Clock
 
@@ -61,7 +62,7 @@ class AsyncKeyCheck(Generic[D]):
             if outcome is KeyOutcome.ABORTED:
                 raise HeuristicMixed(
                     f"{done}, and the cluster has aborted the records: send them again, or take rows and key "
-                    f"back; then recover {transactional_id!r} with accept_mixed=True",
+                    f"back; then {describe_accepting(transactional_id)}",
                     {transactional_id: state},
                     is_of_this_block=True,
                 )

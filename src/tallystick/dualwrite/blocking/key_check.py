@@ -17,6 +17,7 @@ from tallystick.dualwrite.block.steps import StepRunner
 from tallystick.dualwrite.blocking.participants import ClusterViews, StoreClient
 from tallystick.dualwrite.errors import HeuristicMixed, WriteInDoubt
 from tallystick.dualwrite.rules.idempotency import KeyOutcome, KeyResult, assess_key
+from tallystick.dualwrite.rules.recovery import describe_accepting
 from tallystick.dualwrite.stores.base import StoreTransaction
 from tallystick.kernel.clock import Clock
 
@@ -63,7 +64,7 @@ class KeyCheck(Generic[D]):
             if outcome is KeyOutcome.ABORTED:
                 raise HeuristicMixed(
                     f"{done}, and the cluster has aborted the records: send them again, or take rows and key "
-                    f"back; then recover {transactional_id!r} with accept_mixed=True",
+                    f"back; then {describe_accepting(transactional_id)}",
                     {transactional_id: state},
                     is_of_this_block=True,
                 )

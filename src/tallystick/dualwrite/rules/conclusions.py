@@ -17,7 +17,14 @@ from tallystick.dualwrite.errors import (
 )
 from tallystick.dualwrite.rules.idempotency import IdempotencyKey
 from tallystick.dualwrite.rules.model import StoredState
-from tallystick.dualwrite.rules.recovery import VERDICTS, ClusterSide, Finding, RecoveredId, Verdict
+from tallystick.dualwrite.rules.recovery import (
+    VERDICTS,
+    ClusterSide,
+    Finding,
+    RecoveredId,
+    Verdict,
+    describe_accepting,
+)
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import TallystickError
 
@@ -77,7 +84,7 @@ def describe_mixed(transactional_id: str, state: PreparedTxnState) -> str:
     return (
         f"{transactional_id}: the database has committed {state}, and the cluster has aborted it: by "
         "transaction.timeout.ms, an operator, or another client of this id. Send its records again or take "
-        "its rows back, then recover(accept_mixed=True)"
+        f"its rows back, then {describe_accepting(transactional_id)}"
     )
 
 
@@ -88,7 +95,7 @@ def overruled_error(row: StoredState, txn_state: TxnDescription | None) -> Heuri
         f"{row.transactional_id}: the database has committed {row.state}, which was never seen finished, and "
         f"the cluster shows {shows}: it was aborted there, by another client of this id or by an operator. "
         "Look whether its records are there; if not, send them again or take its rows back; then "
-        "recover(accept_mixed=True)",
+        f"{describe_accepting(row.transactional_id)}",
         {row.transactional_id: row.state},
     )
 
@@ -101,7 +108,7 @@ def database_behind_error(row: StoredState, txn_state: TxnDescription | None) ->
         f"later one was committed; the cluster shows {cluster_text}. The database has lost commits that it "
         "acknowledged (a failover to an asynchronous replica, a restored backup), or the id was used by a "
         "client without a row. Kafka has the records of what was lost. Write those rows again, or make up "
-        "for the records; then recover(accept_mixed=True)"
+        f"for the records; then {describe_accepting(row.transactional_id)}"
     )
 
 
@@ -112,7 +119,8 @@ def unknown_here_error(row: StoredState, txn_state: TxnDescription | None) -> Da
         f"{row.transactional_id}: the cluster shows {shows}, and this database has never had the id: is it "
         "the right one? Another database may have committed what is open, and recovers it with its own rows; "
         "nothing was ended in Kafka. Give this writer the database that the id belongs to, or an id of its "
-        "own. Where no other database has written under the id, recover(accept_mixed=True) aborts it"
+        "own. Where no other database has written under the id, have it aborted and "
+        f"{describe_accepting(row.transactional_id)}"
     )
 
 

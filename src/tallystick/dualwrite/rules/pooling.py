@@ -129,8 +129,7 @@ def log_contradiction(transactional_id: str, exc: Exception) -> None:
     """Log an id that only people can settle, with the command that shows it."""
     _log.error(
         "%r is left as it is, and is not used: %s. Look at both sides with `tallystick transactions resolve "
-        "--store URL --transactional-id %s --dry-run`; when they are repaired, a DualWriter of this id "
-        "settles it with recover(accept_mixed=True)",
+        "--store URL --transactional-id %s --dry-run`",
         transactional_id,
         exc,
         transactional_id,

@@ -13,6 +13,7 @@ Sources: KIP-939 "Recovery recipe"; `client.transactions.modes` for what a descr
 (KIP-890, KIP-664).
 """
 
+import shlex
 from enum import Enum, auto
 from typing import Final
 
@@ -54,6 +55,15 @@ def to_txn_state(description: TransactionDescription) -> TxnDescription | None:
         return None
     forced = frozenset(each.writer for each in description.forced_outcomes if each.partition is None)
     return TxnDescription(state=description.state, identity=description.writer, forced_identities=forced)
+
+
+def describe_accepting(transactional_id: str) -> str:
+    """Return how sides that differ for good are accepted: a command, and the call that it makes."""
+    name = shlex.quote(transactional_id)
+    return (
+        f"accept it: `tallystick transactions resolve --accept-mixed --transactional-id {name} --store URL`, "
+        "or recover(accept_mixed=True)"
+    )
 
 
 class Finding(Enum):
