@@ -23,7 +23,7 @@ def write_audit_lines(path: Path | None) -> Iterator[None]:
         try:
             handlers.append(logging.FileHandler(path))
         except OSError as exc:
-            raise typer.BadParameter(f"--audit-log: {exc}") from exc
+            raise typer.BadParameter(f"--audit-log {path}: {exc.strerror}") from exc
     for handler in handlers:
         handler.setFormatter(logging.Formatter(f"%(asctime)s audit {getuser()}: %(message)s"))
         log.addHandler(handler)

@@ -76,6 +76,19 @@ def _raise_interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def open_closed_streams() -> bool:
+    """Give the null device to standard streams that are closed; return whether stdout was open.
+
+    The next socket would get their numbers otherwise, and what is printed would go to a broker.
+    """
+    has_output = sys.stdout is not None
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+    return has_output
+
+
 def silence_stdout() -> None:
     """Redirect stdout, which is broken, to the null device, so that the flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -344,7 +344,8 @@ class Pipeline:
         try:
             text = file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as exc:
-            raise BadConfig(f"{file}: {exc}") from exc
+            why = exc.strerror if isinstance(exc, OSError) else f"is not UTF-8: {exc}"
+            raise BadConfig(f"{file}: {why}") from exc
         definition = parse_definition(text, str(file), os.environ if variables is None else variables)
         return cls(definition.resolve_paths(str(file.absolute().parent)))
 

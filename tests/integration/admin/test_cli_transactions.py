@@ -115,8 +115,8 @@ def test_what_is_wrong_is_one_line_and_its_exit_code(run: Run) -> None:
     assert code == 1
     assert "the cluster lists 1" in err
     code, _, err = run("list", "--state", "Sleeping")
-    assert code == 4
-    assert "broker 1: states to filter by: Sleeping" in err
+    assert code == 2
+    assert "--state Sleeping: is not one of Empty, Ongoing" in err
 
 
 def test_a_hanging_transaction_is_found_and_aborted_after_a_yes(

@@ -126,7 +126,7 @@ def _read_file(options: argparse.Namespace) -> Mapping[str, str]:
     try:
         return read_properties(Path(options.config).read_text("utf-8"), options.config)
     except OSError as exc:
-        raise BadConfig(f"--config: {exc}") from exc
+        raise BadConfig(f"--config: {options.config}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:  # Java reads such files as Latin-1
         raise BadConfig(f"--config: {options.config}: is not UTF-8: {exc}") from exc
 

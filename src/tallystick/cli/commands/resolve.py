@@ -39,6 +39,7 @@ from tallystick.dualwrite.resolve import (
     resolve,
     resolve_expired,
 )
+from tallystick.dualwrite.rules.model import TABLE
 from tallystick.dualwrite.rules.recovery import RecoveredId, Verdict
 from tallystick.dualwrite.stores.base import LeaseStore, Store
 from tallystick.dualwrite.stores.by_url import OTHER_KINDS, open_store
@@ -181,7 +182,8 @@ def _resolve_ids(
     looks = list(resolve(store, config, ids or _list_ids(store), dry_run=True))
     if dry_run:
         return looks
-    if not yes:
+    lines = [each.recovered for each in looks if each.recovered is not None]
+    if not yes and any(is_to_finish(line, is_named=line.transactional_id in ids) for line in lines):
         at.print_rows(_COLUMNS, [_format_row(each) for each in looks])
     return _resolve_shown(store, config, looks, ids, yes=yes)
 
@@ -258,7 +260,10 @@ def _list_ids(store: Store[Any]) -> list[str]:
     try:
         return list(store.transactional_ids())
     except Exception as exc:  # of the database's driver, with no common class
-        raise typer.Exit(print_error(f"--store: {describe_error(exc)}", ExitCode.FAILED)) from exc
+        text = f"--store: {describe_error(exc)}"
+        if TABLE in text:
+            text += "; is it the right database? One that a writer has used has this table"
+        raise typer.Exit(print_error(text, ExitCode.FAILED)) from exc
 
 
 def _as_leases(store: Store[Any]) -> LeaseStore[Any]:

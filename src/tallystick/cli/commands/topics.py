@@ -11,6 +11,7 @@ from tallystick.cli.exits import ExitCode
 from tallystick.cli.settings import parse_named_values, parse_partitions
 from tallystick.cli.subjects import choose_name, merge_names, unite_names
 from tallystick.cli.tables import Row
+from tallystick.kernel.ids import INT16_MAX, INT32_MAX
 
 app = create_app("List, describe, create, grow and delete topics, and the records in them.")
 
@@ -74,9 +75,11 @@ def create(
     topics: Topics = None,
     *,
     topic: TopicOption = None,
-    partitions: Annotated[int | None, typer.Option(min=1, help="The broker's default without it.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, max=INT32_MAX, help="The broker's default without it.")
+    ] = None,
     replication_factor: Annotated[
-        int | None, typer.Option(min=1, help="The broker's default without it.")
+        int | None, typer.Option(min=1, max=INT16_MAX, help="The broker's default without it.")
     ] = None,
     config: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of it; repeatable.")
@@ -106,7 +109,7 @@ def alter(
     topics: Topics = None,
     *,
     topic: TopicOption = None,
-    partitions: Annotated[int, typer.Option(min=1, help="In all.")],
+    partitions: Annotated[int, typer.Option(min=1, max=INT32_MAX, help="In all.")],
 ) -> None:
     """Raise the number of partitions of topics."""
     at: ClusterTarget = context.obj

@@ -30,7 +30,11 @@ from tallystick.cli.terminal_text import make_printable
 from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import INT16_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
-from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind
+from tallystick.protocol.transaction_history import (
+    STATES_BY_LABEL,
+    TransactionTransition,
+    TransitionKind,
+)
 
 app = create_app("See transactions, find what hangs, decide and end them.")
 
@@ -95,6 +99,9 @@ def list_(
 ) -> None:  # fmt: skip
     """List transactional ids and their states."""
     at: ClusterTarget = context.obj
+    unknown = [each for each in state or () if each not in STATES_BY_LABEL]
+    if unknown:
+        raise typer.BadParameter(f"--state {', '.join(unknown)}: is not one of {', '.join(STATES_BY_LABEL)}")
     with at.open_admin() as admin:
         answers = admin.list_transactions(
             states=state or (),
@@ -295,11 +302,11 @@ def force_terminate(
     name = choose_name(context, transactional_id, id_option, "ID")
     with write_audit_lines(audit_log), at.open_admin() as admin:
         description = admin.describe_transactions([name]).one(name)
-        partitions = ", ".join(sorted(map(str, description.partitions))) or "nowhere"
+        partitions = ", ".join(sorted(map(str, description.partitions)))
+        loss = f", open in: {partitions}. What it wrote there will never be read by read_committed consumers"
         typer.echo(
-            f"{name!r} is {description.state}, open in: {partitions}. What it wrote there will "
-            "never be read by read_committed consumers, and its producer is fenced until it is initialised "
-            "again.",
+            f"{name!r} is {description.state}{loss if partitions else ', and nothing of it is open'}. "
+            "Its producer is fenced until it is initialised again.",
             err=True,
         )
         if force or not description.in_doubt:

@@ -395,7 +395,7 @@ def find_action_url(command: str) -> str:
 def find_action(command: str) -> ActionAddress | None:
     """Return the action that a command line of a page stands for; None if it changes nothing."""
     words = split_words(command)
-    if len(words) < 3 or words[1] != "transactions" or "--dry-run" in words:
+    if len(words) < 3 or words[1] != "transactions" or {"--dry-run", "--accept-mixed"} & set(words):
         return None
     options = dict(zip(words[3::2], words[4::2], strict=False))
     name, store = options.get("--transactional-id", ""), options.get("--store")

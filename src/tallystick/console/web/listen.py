@@ -63,6 +63,9 @@ class ListenOptions(Value, kw_only=True):
             )
         if self.key is not None and self.certificate is None:
             yield "--key: needs --certificate"
+        for option, path in (("--certificate", self.certificate), ("--key", self.key)):
+            if path is not None and not path.is_file():
+                yield f"{option} {path}: is not a file"
 
     def list_names(self) -> frozenset[str]:
         """Return the names that requests may come under; none: any, which a login protects."""

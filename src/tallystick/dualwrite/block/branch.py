@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
 from tallystick.client.settings.config import ROLE_SETTINGS, ProducerConfig, is_client_setting
+from tallystick.client.settings.kafka_names import RENAMED_SETTINGS
 from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite.rules.model import NOTHING, StoredState
 from tallystick.kernel.check import require
@@ -30,6 +31,8 @@ class ClusterBranch(Generic[P]):
         self.id: str = producer_config.transactional_id
         self.strongest_mode = Mode(producer_config.modes[0])
         self.timeout_ms = producer_config.transaction_timeout_ms
+        self._max_block_ms = producer_config.max_block_ms
+        self._request_timeout_ms = producer_config.client.request_timeout_ms
         self.cluster_id: str | None = None
         self.row: StoredState | None = None
         self.last_finished = NOTHING  # last transaction that this writer saw committed on both sides
@@ -39,12 +42,18 @@ class ClusterBranch(Generic[P]):
 
     @property
     def admin_config(self) -> Mapping[str, object]:
-        """Admin client settings for the same cluster."""
-        return {
+        """Admin client settings for the same cluster, which wait as long as its producer may."""
+        shared = {
             name: value
             for name, value in self.config.items()
             if name in _ADMIN_SETTINGS or is_client_setting(name)
         }
+        limit_ms = self._max_block_ms
+        if limit_ms < self._request_timeout_ms:
+            others = {name for name in shared if RENAMED_SETTINGS.get(name, name) == "request.timeout.ms"}
+            shared = {name: value for name, value in shared.items() if name not in others}
+            shared["request.timeout.ms"] = limit_ms
+        return {**shared, "default.api.timeout.ms": limit_ms}
 
     @property
     def producer(self) -> P:

@@ -83,6 +83,8 @@ def open_store(url: str, schema: str | None = None, allowed: Collection[str] = (
 @contextmanager
 def _open_sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterator[Store[Any]]:
     create_engine = _lazy.load("sqlalchemy").create_engine
+    if ":" not in url:
+        raise BadConfig(f"{url} is not a URL; a file of SQLite is sqlite:///{url}")
     try:
         with _lazy.naming_drivers():
             engine = create_engine(url)
@@ -92,6 +94,8 @@ def _open_sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterato
     except _lazy.MissingLibrary as exc:
         raise BadConfig(str(exc)) from exc
     except Exception as exc:  # of SQLAlchemy or the driver; its text may contain the URL's password
+        if type(exc).__name__ == "NoSuchModuleError":
+            raise BadConfig(f"{url.partition(':')[0]}: is no kind of database that is known here") from exc
         text = " ".join(str(exc).replace(url, "the URL").split())
         raise BadConfig(f"{type(exc).__name__}: {text}") from exc
     try:
