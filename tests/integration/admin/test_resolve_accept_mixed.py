@@ -1,7 +1,6 @@
 """A broken transaction has a command: `resolve --accept-mixed` says what is lost, and asks for the id."""
 
 import json
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -33,10 +32,7 @@ def resolve(world: World, capsys: pytest.CaptureFixture[str]) -> Resolve:
         servers = ("--bootstrap-server", world.broker.bootstrap_servers)
         capsys.readouterr()
         code = main(["transactions", "resolve", "--transactional-id", name, *store, *servers, *words])
-        out, err = capsys.readouterr()
-        if os.environ.get("SHOW"):
-            print(out, err)
-        return code, out, err
+        return code, *capsys.readouterr()
 
     return run
 
