@@ -3,6 +3,7 @@
 Never both, never neither, and the newest value of each key is there in any case [CLN-3].
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, get_args
 
@@ -148,12 +149,7 @@ def test_an_exchange_that_was_not_committed_is_undone_as_a_whole(keep: Surviving
     for effect in range(8):
         for seed in range(10):
             log.fs = MemoryFileSystem()
-            for name, data in disk.items():
-                make_directory(log.fs, name.rpartition("/")[0])
-                file = log.fs.open_append(name)
-                file.write([data])
-                file.sync()
-            log.fs.sync_dir(DIRECTORY)
+            write_files(log.fs, disk)
             log.fs.crash_after = len(log.fs.effects) + effect
             with suppress(PowerLost):
                 log.reopen(recovery_point=recovery_point)
@@ -162,3 +158,39 @@ def test_an_exchange_that_was_not_committed_is_undone_as_a_whole(keep: Surviving
             check_whole(log, end)
             assert log.log.segments[0].size == len(disk[f"{base}.log"])
             assert log.fs.files()[f"{base}.index"] == disk[f"{base}.index"]
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex", ".txnindex", ".log"])
+def test_new_files_that_are_in_place_before_the_others_are_kept(suffix: str) -> None:
+    """[CLN-3] A disk may apply the renames of `attach` in any order, and lose what was not synced.
+
+    A transaction index that is removed with the old segments' files is not to be had again: the snapshot that
+    it would be rebuilt from is synced by nothing.
+    """
+    log = dirty_log()
+    end, recovery_point = log.log.log_end_offset, log.log.recovery_point
+    log.clean()
+    disk = log.fs.files()
+    for name in [name for name in disk if name.endswith(".snapshot")]:
+        disk[name] = b""
+    bases = {name.rpartition(".")[0] for name in disk if name.endswith(".txnindex") and disk[name]}
+    assert bases, "one segment has an aborted transaction"
+    for base in bases:
+        for other in {".index", ".timeindex", ".txnindex", ".log"} - {suffix}:
+            disk[f"{base}{other}.swap"] = disk.pop(f"{base}{other}")
+    log.fs = MemoryFileSystem()
+    write_files(log.fs, disk)
+    log.reopen(recovery_point=recovery_point)
+    check_whole(log, end)
+    for base in bases:
+        former = f"{base}.txnindex" if suffix == ".txnindex" else f"{base}.txnindex.swap"
+        assert log.fs.files()[f"{base}.txnindex"] == disk[former]
+
+
+def write_files(fs: MemoryFileSystem, disk: Mapping[str, bytes]) -> None:
+    for name, data in disk.items():
+        make_directory(fs, name.rpartition("/")[0])
+        file = fs.open_append(name)
+        file.write([data])
+        file.sync()
+    fs.sync_dir(DIRECTORY)

@@ -602,11 +602,18 @@ def _find_old_offsets(fs: FileSystem, directory: str, swaps: Sequence[str]) -> r
 def _complete_swaps(
     fs: FileSystem, directory: str, swaps: Sequence[str], old_offsets: range, record_repair: RecordRepair
 ) -> None:
-    """Complete a compaction: remove the segments that the new ones cover, then rename the new ones."""
+    """Complete a compaction: remove the segments that the new ones cover, then rename the new ones.
+
+    A disk may have renamed any of a new segment's files before its log. They are in place already: such a
+    transaction index exists nowhere else.
+    """
+    new_offsets = {file.base_offset for file in map(parse_file_name, swaps) if file is not None}
     for name in fs.listdir(directory):
         file = parse_file_name(name)
-        is_segment_file = file and not file.state and file.suffix in naming.SEGMENT_SUFFIXES
-        if is_segment_file and file and file.base_offset in old_offsets:
+        if file is None or file.state or file.suffix not in naming.SEGMENT_SUFFIXES:
+            continue
+        is_new = file.base_offset in new_offsets and f"{name}{naming.SWAP_SUFFIX}" not in swaps
+        if file.base_offset in old_offsets and not is_new:
             fs.remove(f"{directory}/{name}")
     fs.sync_dir(directory)  # else a crash may show a new name next to a segment it covers
     for name in swaps:
