@@ -167,6 +167,7 @@ def test_what_every_verdict_offers_is_an_action() -> None:
         commands.doctor_command(SERVERS),
         f"{commands.resolve_store_command(SERVERS, STORE, 'a')} --dry-run",
         f"{commands.resolve_prefix_command(SERVERS, 'p')} --dry-run",
+        commands.accept_mixed_command(SERVERS, STORE, "a"),
         "",
     ],
 )

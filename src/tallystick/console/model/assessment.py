@@ -120,11 +120,11 @@ class TransactionViews(Value, kw_only=True):
 
 
 _BROKEN_TEXTS: Final = {
-    Verdict.TEAR: "Its records are missing. Send them again or take the rows back; then accept it: the "
-    "command shows what is lost, and asks for the id.",
+    Verdict.TEAR: "Its records are missing. Send them again or take the rows back; then `transactions "
+    "resolve --accept-mixed` shows what is lost, and asks for the id.",
     Verdict.LACK: "The database lacks a commit: it lost one, an older state of it was restored, or it is not "
-    "the database of this id. Write the rows again, or give the service its database; then accept it: the "
-    "command shows what is lost, and asks for the id.",
+    "the database of this id. Write the rows again, or give the service its database; then `transactions "
+    "resolve --accept-mixed` shows what is lost, and asks for the id.",
     Verdict.HALT: "Neither commit nor abort would be right. End nothing before it is clear which side lost "
     "something.",
 }
