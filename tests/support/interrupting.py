@@ -3,28 +3,36 @@
 import asyncio
 import gc
 import itertools
+import linecache
 import sys
 import types
 from collections.abc import Callable, Coroutine, Generator
+from pathlib import Path
 from typing import Any
 
-from tallystick.client.blocking import consumer as blocking_consumer
-from tallystick.client.blocking import producer as blocking_producer
-from tallystick.client.blocking import thread
+from tallystick.client import blocking
 
-_FILES = frozenset(str(module.__file__) for module in (thread, blocking_producer, blocking_consumer))
+SYNCHRONOUS_CLIENTS = frozenset(str(path) for path in Path(str(blocking.__file__)).parent.glob("*.py"))
 POINTS_MAX = 200
 
 
-def interrupted(call: Callable[[], object], at: int, kind: type[BaseException]) -> bool:
-    """Raise `kind` at the `at`-th line of the synchronous clients in `call`; return whether it has one."""
+def interrupted(
+    call: Callable[[], object],
+    at: int,
+    kind: type[BaseException],
+    files: frozenset[str] = SYNCHRONOUS_CLIENTS,
+) -> bool:
+    """Raise `kind` at the `at`-th line of these files in `call`; return whether it has one.
+
+    Not where a `with` ends: there a signal handler runs after a lock is given back, a trace function before.
+    """
     lines = 0
 
     def trace(frame: types.FrameType, event: str, _: object) -> Any:
         nonlocal lines
-        if frame.f_code.co_filename not in _FILES:
+        if frame.f_code.co_filename not in files:
             return None
-        if event == "line":
+        if event == "line" and not _is_with(frame):
             lines += 1
             if lines == at:
                 raise kind
@@ -44,6 +52,10 @@ def interrupted(call: Callable[[], object], at: int, kind: type[BaseException]) 
         if collects:
             gc.enable()
     return False
+
+
+def _is_with(frame: types.FrameType) -> bool:
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
 
 
 def points(make: Callable[[int], bool]) -> int:

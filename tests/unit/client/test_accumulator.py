@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import pytest
+from tests.support.interrupting import interrupted, points
 
 from tallystick.client.errors import Closed, IllegalState, TooLarge, UnknownTopic
+from tallystick.client.producer.batches import accumulator, buffer_pool, producer_batch
 from tallystick.client.producer.batches.accumulator import (
     AccumulatorEnv,
     AccumulatorLimits,
@@ -292,6 +294,69 @@ def _together(workers: list[Callable[[], None]]) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
+
+
+BATCHES = frozenset(str(module.__file__) for module in (accumulator, buffer_pool, producer_batch))
+
+
+def test_a_send_interrupted_while_it_seals_a_batch_loses_none_of_those_before() -> None:
+    """[CLI-67] They were taken, and their transaction may be committed."""
+
+    def one(at: int) -> bool:
+        world = World(batch_bytes=400)
+        world.accumulator.update_topic("t", 1, [0])
+        for value in (b"a", b"b", b"c"):
+            world.accumulator.append("t", value)
+        hit = interrupted(
+            lambda: world.accumulator.append("t", b"d" * 350, b"key"), at, KeyboardInterrupt, BATCHES
+        )
+        world.accumulator.append("t", b"e")
+        batches = list(world.take_all())
+        written = [value for batch in batches for value in values(batch)]
+        assert [value for value in written if value != b"d" * 350] == [b"a", b"b", b"c", b"e"]
+        assert written.count(b"d" * 350) in ((0, 1) if hit else (1,))
+        for batch in batches:
+            world.accumulator.pool.release(batch.size)
+        assert world.accumulator.pool.used_bytes <= 0  # none is missing for ever
+        return hit
+
+    assert points(one) > 30
+
+
+def test_a_send_interrupted_while_it_opens_a_batch_leaves_it_to_be_sent() -> None:
+    """[CLI-67] Else no flush would find the records that follow."""
+
+    def one(at: int) -> bool:
+        world = World()
+        world.accumulator.update_topic("t", 1, [0])
+        hit = interrupted(lambda: world.accumulator.append("t", b"a"), at, KeyboardInterrupt, BATCHES)
+        world.accumulator.append("t", b"b")
+        assert world.woken
+        written = [value for batch in world.take_all() for value in values(batch)]
+        assert written in ([b"a", b"b"], [b"b"])
+        return hit
+
+    assert points(one) > 10
+
+
+def test_an_interrupted_send_of_many_leaves_nothing_for_the_next_transaction() -> None:
+    """[CLI-67] What it took of them is found by the flush of the transaction that is open."""
+
+    def one(at: int) -> bool:
+        world = World(batch_bytes=400)
+        world.accumulator.update_topic("t", 1, [0])
+        world.accumulator.append("t", b"a")
+        rows = build_columns([b"b" * 300, b"c" * 300], None, (), None)
+        hit = interrupted(lambda: world.accumulator.extend("t", rows, None), at, KeyboardInterrupt, BATCHES)
+        world.accumulator.seal_open_batches()
+        written = [value for batch in world.take_all() for value in values(batch)]
+        assert written == [b"a", b"b" * 300, b"c" * 300][: len(written)]
+        assert written[:1] == [b"a"]
+        world.accumulator.append("t", b"d")
+        assert [value for batch in world.take_all() for value in values(batch)] == [b"d"]
+        return hit
+
+    assert points(one) > 30
 
 
 @pytest.mark.usefixtures("_switch_often")

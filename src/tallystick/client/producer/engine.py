@@ -97,14 +97,17 @@ class ProducerEngine:
     def wake(self) -> None:
         """Schedule the pump. Cheap when it is already scheduled."""
         if not self._is_pump_scheduled:
-            self._is_pump_scheduled = True
             try:
+                self._is_pump_scheduled = True
                 if threading.get_ident() == self._thread:
                     self._loop.call_soon(self._pump)
                 else:
                     self._loop.call_soon_threadsafe(self._pump)
             except RuntimeError:  # the loop is closed, and so is this engine
                 self._is_pump_scheduled = False
+            except BaseException:  # an interrupt of the thread that sends: else nobody would wake it again
+                self._is_pump_scheduled = False
+                raise
 
     # ----------------------------------------------------------------------- on the loop
 

@@ -109,15 +109,24 @@ class PartitionQueue:
         opened_ms = self.open_batch.opened_ms
         return None if opened_ms is None else opened_ms + linger_ms
 
+    def has_last(self, outcome: BatchOutcome) -> bool:
+        """Return whether the batch with this outcome is the last sealed one."""
+        return bool(self.sealed_batches) and self.sealed_batches[-1].outcome is outcome
+
     def add_sealed(self, batch: SealedBatch) -> None:
         """Add a batch behind the sealed ones."""
         self.sealed_batches.append(batch)
         self.topic_queues.sticky_bytes += batch.size
 
-    def roll_open_batch(self, now_ms: int) -> SealedBatch | None:
-        """Seal the open batch, open the next one, and return the sealed one unless it has no record."""
-        batch = self.open_batch
-        self.open_batch = OpenBatch(self.tp, self._batch_capacity)
+    def roll_open_batch(self, batch: OpenBatch, now_ms: int) -> SealedBatch | None:
+        """Seal the open batch, open the next one, and return the sealed one unless it has no record.
+
+        After an interrupt it is called again, for the same batch.
+        """
+        if self.open_batch is batch:
+            self.open_batch = OpenBatch(self.tp, self._batch_capacity)
+        if self.has_last(batch.outcome):
+            return self.sealed_batches[-1]
         return self._seal(batch, now_ms)
 
     def close(self, now_ms: int) -> SealedBatch | None:
@@ -364,12 +373,19 @@ class RecordAccumulator:
             if self.pool.is_full:
                 raise BufferFullOrUnknownTopic(batch.tp.topic, full=True)
             self._check_gate()
-            batch.opened_ms = self._env.monotonic_ms()
-            partitions = self._topic_queues[batch.tp.topic].partitions
-            if batch.tp.partition < len(partitions):  # else the partition was cut, after the batch was sealed
-                self.active_queues[partitions[batch.tp.partition]] = None
-            self._env.wake()
+            try:
+                self._activate(batch)
+            except BaseException:  # see `_seal_open_batch`; half-way, the batch would never be sent
+                self._activate(batch)
+                raise
         batch.note_millisecond(ticket, now)
+
+    def _activate(self, batch: OpenBatch) -> None:
+        batch.opened_ms = self._env.monotonic_ms()
+        partitions = self._topic_queues[batch.tp.topic].partitions
+        if batch.tp.partition < len(partitions):  # else the partition was cut, after the batch was sealed
+            self.active_queues[partitions[batch.tp.partition]] = None
+        self._env.wake()
 
     def _is_in_sealed(self, batch: OpenBatch, ticket: int) -> bool:
         """Return whether a record stored while its batch was sealed is among the sealed ones [CLI-24]."""
@@ -389,15 +405,32 @@ class RecordAccumulator:
     # ------------------------------------------------------------------- under the lock
 
     def _seal_open_batch(self, queue: PartitionQueue) -> None:
-        batch = queue.roll_open_batch(self._env.monotonic_ms())
-        if batch is not None:
-            self._count_sealed(queue, batch)
+        """Seal the open batch of a queue, and open the next.
+
+        An interrupt (Ctrl-C, an exception of a signal handler) may come anywhere in the thread that sends.
+        It ends the call when the batch is sealed: else records that were taken before would never be sent,
+        and their transaction be committed without them [CLI-67].
+        """
+        batch = queue.open_batch
+        try:
+            self._seal(queue, batch)
+        except BaseException:
+            self._seal(queue, batch)
+            self._env.wake()
+            raise
+
+    def _seal(self, queue: PartitionQueue, batch: OpenBatch) -> None:
+        sealed_batch = queue.roll_open_batch(batch, self._env.monotonic_ms())
+        if sealed_batch is not None:
+            self._count_sealed(queue, sealed_batch)
         if queue.topic_queues.sticky_partition == queue.tp.partition:
             self._update_sticky_batch(queue.topic_queues)
 
     def _count_sealed(self, queue: PartitionQueue, batch: SealedBatch) -> None:
-        self.pool.take(batch.size)
         self.active_queues[queue] = None
+        if not batch.is_counted:  # marked first: counted twice, memory would be missing for ever
+            batch.is_counted = True
+            self.pool.take(batch.size)
 
     def _add_sealed_batch(
         self, queues: TopicQueues, where: int | None, rows: Rows, size: int
@@ -408,11 +441,20 @@ class RecordAccumulator:
         outcome = BatchOutcome(queue.tp.topic, queue.tp.partition)
         now_ms = self._env.monotonic_ms()
         batch = SealedBatch(queue.tp, outcome, rows, size=HEADER_SIZE + size, opened_ms=now_ms)
-        queue.add_sealed(batch)
-        self._count_sealed(queue, batch)
+        try:
+            self._enqueue(queue, batch)
+        except BaseException:  # see `_seal_open_batch`; half-way, it would go out with another transaction
+            self._enqueue(queue, batch)
+            self._env.wake()
+            raise
         if where is None:
             self._update_sticky_batch(queues)
         return outcome
+
+    def _enqueue(self, queue: PartitionQueue, batch: SealedBatch) -> None:
+        if not queue.has_last(batch.outcome):
+            queue.add_sealed(batch)
+        self._count_sealed(queue, batch)
 
     def _update_sticky_batch(self, queues: TopicQueues) -> None:
         """Send unkeyed records to the open batch of the sticky partition, which may change (KIP-794)."""

@@ -116,17 +116,18 @@ class OpenBatch:
 class SealedBatch:
     """Records for one partition that do not change any more.
 
-    size       bytes of buffer.memory that the batch holds
-    opened_ms  when its first record came
+    size        bytes of buffer.memory that the batch holds
+    is_counted  whether the pool has counted them
+    opened_ms   when its first record came
     """
 
-    __slots__ = ("count", "opened_ms", "outcome", "rows", "size", "tp")
+    __slots__ = ("count", "is_counted", "opened_ms", "outcome", "rows", "size", "tp")
 
     def __init__(
         self, tp: TopicPartition, outcome: BatchOutcome, rows: Rows, *, size: int, opened_ms: int
     ) -> None:
         self.tp, self.outcome, self.rows, self.count = tp, outcome, rows, rows.count
-        self.size, self.opened_ms = size, opened_ms
+        self.size, self.opened_ms, self.is_counted = size, opened_ms, False
         outcome.timestamp_runs = rows.timestamp_runs
 
     def split(self) -> "list[SealedBatch]":
