@@ -176,6 +176,24 @@ def test_a_callback_may_send_and_may_not_wait(broker: EmbeddedBroker, topic: str
     assert values(broker, topic) == [b"one", b"two"]
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_a_callback_that_exits_leaves_the_engine_thread_to_the_other_clients(
+    broker: EmbeddedBroker, topic: str, kind: type[BaseException]
+) -> None:
+    """[CLI-60] It is shared by all, and a thread's `sys.exit()` ends no program."""
+
+    def leave(_: object) -> None:
+        raise kind
+
+    with Producer(plain(broker)) as producer, Consumer({**plain(broker), "group.id": topic}) as consumer:
+        delivery = producer.send(topic, b"one", on_delivery=leave)
+        assert delivery.result(10).offset == 0
+        consumer.assign([TopicPartition(topic, 0)])
+        consumer.commit_soon({TopicPartition(topic, 0): 1}, leave)
+        consumer.commit({TopicPartition(topic, 0): 2})
+        assert producer.send(topic, b"two").result(10).offset == 1
+
+
 def test_a_process_forks_with_an_open_producer(broker: EmbeddedBroker, topic: str) -> None:
     """[CLI-61] The child's own producer works, its parent's refuses; the parent's goes on."""
     program = """
@@ -512,9 +530,14 @@ def test_a_consumer_is_for_one_thread_and_can_be_woken(broker: EmbeddedBroker, t
             return False
 
         eventually(refused)
+        with pytest.raises(errors.IllegalState, match="another thread"):
+            consumer.close()
         consumer.wakeup()
         other.join(10)
         assert ended
+        consumer.assign([])  # the close that was refused has closed nothing, and is asked for again
+    with pytest.raises(errors.Closed):
+        consumer.assign([])
 
 
 # ------------------------------------------------------------------------------------- asyncio

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import pickle
+import sys
 import threading
 
 import pytest
@@ -98,6 +99,17 @@ def test_callbacks_come_once_each_whatever_thread_settles_and_whichever_watches(
         for thread in threads:
             thread.join()
         assert sorted(told) == list(range(40))
+
+
+def test_a_callback_that_ends_the_program_leaves_nobody_waiting() -> None:
+    """On a loop of the caller's own, where `sys.exit()` ends the program."""
+    of, told = BatchOutcome("t", 0), list[int]()
+    of.timestamp_runs = [(0, 0)]
+    of.add_callback(lambda _: sys.exit(1), 0)
+    of.add_callback(lambda delivery: told.append(delivery.ticket), 1)
+    with pytest.raises(SystemExit):
+        of.complete()
+    assert told == [1]
 
 
 def test_a_callback_that_fails_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:

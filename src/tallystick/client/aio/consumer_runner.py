@@ -18,6 +18,7 @@ from tallystick.client.consumer.deserializers import (
 from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.consumer.rebalance import RebalanceListener
 from tallystick.client.errors import ClientError
+from tallystick.client.net.waits import ends_program
 from tallystick.client.offsets import Offsets
 from tallystick.client.serializers import K, V
 from tallystick.client.settings.config import ConsumerConfig
@@ -109,6 +110,11 @@ class AsyncConsumerRunner(Generic[K, V]):
         if on_done is not None:
             task.add_done_callback(partial(_report_commit, on_done))
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether `close` has begun."""
+        return self._engine.is_closing
+
     async def close(self, timeout_s: float) -> None:
         """Leave the group, and close the connections."""
         await self._engine.close(int(timeout_s * 1000))
@@ -124,4 +130,9 @@ def to_ms(timeout_s: float | None) -> int | None:
 
 
 def _report_commit(on_done: CommitCallback, task: "asyncio.Task[None]") -> None:
-    on_done(asyncio.CancelledError() if task.cancelled() else task.exception())
+    try:
+        on_done(asyncio.CancelledError() if task.cancelled() else task.exception())
+    except BaseException as exc:
+        if ends_program(exc):
+            raise
+        _log.exception("a callback of commit_soon failed")

@@ -144,8 +144,9 @@ class ConsumerRunner(Generic[K, V]):
             try:
                 self._calls.run(self._runner.close(timeout_s), timeout_s, "close")
             finally:
-                self._is_open = False
-                self._thread.unregister(self)
+                if self._runner.is_closing:  # not refused: by a callback's thread, or while another one polls
+                    self._is_open = False
+                    self._thread.unregister(self)
 
     def mark_forked(self) -> None:
         """Mark the consumer as closed, in a forked child. Called by the engine thread's fork hook."""

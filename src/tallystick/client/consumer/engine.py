@@ -259,6 +259,11 @@ class ConsumerEngine:
 
     # ------------------------------------------------------------------------------- closing
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether `close` has begun."""
+        return self._closing
+
     async def close(self, timeout_ms: int = 30_000) -> None:
         """Commit if auto-commit is on, leave the group, close the connections; harmless if repeated.
 

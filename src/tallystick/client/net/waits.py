@@ -39,6 +39,15 @@ def check_may_wait(doing: str, effect: Effect = Effect.NONE) -> None:
         raise error.after(effect)
 
 
+def ends_program(error: BaseException) -> bool:
+    """Return whether an error of a callback is to end the program.
+
+    Not on an engine thread: there it would end the thread, and leave all clients of the process without an
+    answer. `sys.exit()` ends no program outside its main thread.
+    """
+    return isinstance(error, (SystemExit, KeyboardInterrupt)) and not _role.is_engine
+
+
 def _forget_thread_role() -> None:
     """Forget the role in a forked child: the thread that forked is no engine thread there."""
     global _role

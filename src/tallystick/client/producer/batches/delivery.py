@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Final, Self
 
 from tallystick.client.errors import ClientError, TimedOut
-from tallystick.client.net.waits import build_forked_error, check_may_wait, get_process_token
+from tallystick.client.net.waits import build_forked_error, check_may_wait, ends_program, get_process_token
 from tallystick.client.producer.batches.rows import TimestampRun, find_timestamp
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import Offset, TimestampMs
@@ -156,7 +156,11 @@ class BatchOutcome:
                 callback, ticket = watchers.popleft()
             except IndexError:  # another thread took the last
                 return
-            _run_callback(callback, Delivery(self, ticket))
+            try:
+                _run_callback(callback, Delivery(self, ticket))
+            except BaseException:
+                self._notify()  # the others, who wait
+                raise
 
 
 def _piece_begin(part: tuple[int, BatchOutcome]) -> int:
@@ -166,8 +170,10 @@ def _piece_begin(part: tuple[int, BatchOutcome]) -> int:
 def _run_callback(callback: DeliveryCallback, delivery: "Delivery") -> None:
     try:
         callback(delivery)
-    except Exception:
+    except BaseException as exc:
         # An error in a callback is logged and must not affect other records.
+        if ends_program(exc):
+            raise
         _log.exception("a delivery callback failed: %r", delivery)
 
 
