@@ -18,7 +18,7 @@ from tallystick.client.consumer.deserializers import (
 from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.consumer.rebalance import RebalanceListener
 from tallystick.client.errors import ClientError
-from tallystick.client.net.waits import ends_program
+from tallystick.client.net.waits import ProcessCheck, ends_program
 from tallystick.client.offsets import Offsets
 from tallystick.client.serializers import K, V
 from tallystick.client.settings.config import ConsumerConfig
@@ -43,23 +43,28 @@ class AsyncConsumerRunner(Generic[K, V]):
         self._engine = ConsumerEngine(self.config)
         tracing.CONSUMERS[self._engine] = self.config.client.client_id
         self._deserializer = build_record_deserializer(self.config.functions)
+        self._check_process = ProcessCheck()
 
-    def call(self, _name: str, function: Callable[[ConsumerEngine], T]) -> T:
-        """Call a method that does not wait. The blocking runner names it in its errors."""
+    def call(self, name: str, function: Callable[[ConsumerEngine], T]) -> T:
+        """Call a method that does not wait."""
+        self._check_process(name)
         return function(self._engine)
 
     async def run(
-        self, _name: str, _timeout_s: float | None, function: Callable[[ConsumerEngine], Awaitable[T]]
+        self, name: str, _timeout_s: float | None, function: Callable[[ConsumerEngine], Awaitable[T]]
     ) -> T:
         """Run a method that waits, by a limit of its own."""
+        self._check_process(name)
         return await function(self._engine)
 
     def subscribe(self, topics: Iterable[str] | re.Pattern[str], listener: RebalanceListener | None) -> None:
         """Share these topics with the group."""
+        self._check_process("subscribe")
         self._engine.subscribe(topics, listener)
 
     async def poll(self, timeout_s: float, most: int | None) -> list[ConsumerRecord[K, V]]:
         """Return records, deserialized."""
+        self._check_process("poll")
         poll = self._engine.poll(int(timeout_s * 1000), most)
         tracer, config = tracing.tracer, self.config
         if tracer is not None:
@@ -82,6 +87,7 @@ class AsyncConsumerRunner(Generic[K, V]):
 
     async def poll_arrow(self, timeout_s: float, most: int | None) -> "RecordBatch":
         """Return records as an Arrow batch."""
+        self._check_process("poll_arrow")
         refuse_columns(self._deserializer)
         return await self._engine.poll_arrow(int(timeout_s * 1000), most)
 
@@ -94,10 +100,12 @@ class AsyncConsumerRunner(Generic[K, V]):
 
     def wakeup(self) -> None:
         """End the wait of a poll."""
+        self._check_process("wakeup")
         self._engine.wakeup()
 
     async def commit(self, offsets: Offsets | None, timeout_s: float | None) -> None:
         """Commit offsets for the group."""
+        self._check_process("commit")
         commit = self._engine.commit(offsets, to_ms(timeout_s))
         tracer, config = tracing.tracer, self.config
         if tracer is not None:
@@ -106,6 +114,7 @@ class AsyncConsumerRunner(Generic[K, V]):
 
     def commit_soon(self, offsets: Offsets | None, on_done: CommitCallback | None) -> None:
         """Start a commit, and report its end."""
+        self._check_process("commit_soon")
         task = self._engine.commit_soon(offsets)
         if on_done is not None:
             task.add_done_callback(partial(_report_commit, on_done))
@@ -116,7 +125,9 @@ class AsyncConsumerRunner(Generic[K, V]):
         return self._engine.is_closing
 
     async def close(self, timeout_s: float) -> None:
-        """Leave the group, and close the connections."""
+        """Leave the group, and close the connections. In a forked child it does nothing."""
+        if self._check_process.is_forked:
+            return
         await self._engine.close(int(timeout_s * 1000))
 
     def __repr__(self) -> str:

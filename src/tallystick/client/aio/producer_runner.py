@@ -2,13 +2,17 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeVar
+from weakref import WeakSet
 
 from tallystick.client import tracing
 from tallystick.client.errors import ClientError, Closed, IllegalState
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.retry_scope import Deadline
+from tallystick.client.net.waits import ProcessCheck
+from tallystick.client.producer.batches.accumulator import RecordAccumulator
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.serializers import build_record_serializer
 from tallystick.client.settings.config import ProducerConfig
@@ -22,6 +26,9 @@ _log = logging.getLogger("tallystick.producer")
 
 # States without a decision. Not PREPARED and IN_DOUBT: recovery decides such transactions [CLI-62].
 _UNDECIDED: Final = frozenset({State.IN_TRANSACTION, State.PREPARING, State.ABORTABLE_ERROR})
+
+
+_OPEN_ACCUMULATORS: Final[WeakSet[RecordAccumulator]] = WeakSet()
 
 
 class AsyncProducerRunner:
@@ -44,6 +51,8 @@ class AsyncProducerRunner:
             self._engine.use_transactions(self.txn.send_context)
         self.serializer = build_record_serializer(self.config.functions)
         self.accumulator = self._engine.accumulator
+        _OPEN_ACCUMULATORS.add(self.accumulator)
+        self._check_process = ProcessCheck()
         self._started_commit: asyncio.Task[None] | None = None
         self._is_closed = False
         tracing.PRODUCERS[self] = self.config.client.client_id
@@ -54,8 +63,9 @@ class AsyncProducerRunner:
         """Run a serializer: in a thread if it may wait."""
         return await asyncio.to_thread(call) if may_wait else call()
 
-    async def wait_for_space(self, topic: str, deadline: Deadline | None, _name: str) -> Deadline:
+    async def wait_for_space(self, topic: str, deadline: Deadline | None, name: str) -> Deadline:
         """Wait until a record for `topic` may be taken; return the deadline, for more waits of this call."""
+        self._check_process(name)
         if deadline is None:
             deadline = self._cluster.start_deadline("max.block.ms", self.config.max_block_ms)
         await self._engine.wait_for_space(topic, deadline)
@@ -63,12 +73,14 @@ class AsyncProducerRunner:
 
     async def connect(self, topic: str) -> None:
         """Connect to the leaders of a topic's partitions."""
+        self._check_process("connect")
         await self._engine.connect(
             topic, self._cluster.start_deadline("max.block.ms", self.config.max_block_ms)
         )
 
     async def flush(self, timeout_s: float | None) -> None:
         """Send everything now, and wait until every record has its outcome."""
+        self._check_process("flush")
         if timeout_s is None:
             await self._engine.flush()
         else:
@@ -84,8 +96,9 @@ class AsyncProducerRunner:
         """Run a call on the transaction that is not legal twice."""
         return await function(self.require_transaction_manager(name))
 
-    def read(self, _name: str, function: Callable[[TransactionManager], T], default: T) -> T:
+    def read(self, name: str, function: Callable[[TransactionManager], T], default: T) -> T:
         """Return a property of the transaction; the default without `transactional.id`."""
+        self._check_process(name)
         return default if self.txn is None else function(self.txn)
 
     async def begin(self) -> None:
@@ -100,6 +113,7 @@ class AsyncProducerRunner:
 
     def require_transaction_manager(self, name: str) -> TransactionManager:
         """Return the transaction manager. Raises: Closed; IllegalState without `transactional.id`."""
+        self._check_process(name)
         if self._is_closed:
             raise Closed(f"{name}: the producer is closed")
         if self.txn is None:
@@ -109,15 +123,15 @@ class AsyncProducerRunner:
     # ------------------------------------------------------------------------- the whole of it
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics by Kafka's names."""
+        """Return the metrics by Kafka's names; in a forked child too, where an exporter may read them."""
         return {**self._engine.metrics(), **({} if self.txn is None else self.txn.metrics())}
 
     async def close(self, timeout_s: float, *, abort: bool = True) -> None:
         """Abort an undecided transaction, send the records taken, and close, all within `timeout_s`.
 
-        A commit that was started gets its answer first.
+        A commit that was started gets its answer first. In a forked child it does nothing.
         """
-        if self._is_closed:
+        if self._is_closed or self._check_process.is_forked:
             return
         self._is_closed = True
         deadline = self._cluster.start_deadline("timeout_s", int(timeout_s * 1000))
@@ -181,3 +195,11 @@ class AsyncPendingCommit:
             _log.warning(
                 "%s: the commit that was started failed: %s", self._transactional_id, task.exception()
             )
+
+
+def _after_fork_in_child() -> None:
+    for accumulator in list(_OPEN_ACCUMULATORS):
+        accumulator.mark_forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -73,6 +73,25 @@ def build_forked_error(doing: str) -> IllegalState:
     )
 
 
+class ProcessCheck:
+    """Refuses the calls on a client in a forked child [CLI-61]: its sockets are its parent's."""
+
+    __slots__ = ("_token",)
+
+    def __init__(self) -> None:
+        self._token = get_process_token()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child, forked off after the client was made."""
+        return self._token is not _process_token
+
+    def __call__(self, doing: str) -> None:
+        """Raise IllegalState in a forked child."""
+        if self._token is not _process_token:
+            raise build_forked_error(doing)
+
+
 def _renew_process_token() -> None:
     global _process_token
     _process_token = object()

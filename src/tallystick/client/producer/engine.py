@@ -24,6 +24,7 @@ from tallystick.client.net.backoff import uniform
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
 from tallystick.client.net.retry_scope import Deadline
+from tallystick.client.net.waits import ProcessCheck
 from tallystick.client.producer.batches.accumulator import (
     AccumulatorEnv,
     AccumulatorLimits,
@@ -68,6 +69,7 @@ class ProducerEngine:
         self._image = cluster.image
         self._topic_ids: dict[str, UUID] = {}
         self._is_closing = self._is_closed = False
+        self._check_process = ProcessCheck()
         self.accumulator = RecordAccumulator(
             AccumulatorLimits(
                 batch_bytes=min(config.batch_size, config.max_request_size),
@@ -230,7 +232,7 @@ class ProducerEngine:
 
     def _pump(self) -> None:
         self._is_pump_scheduled = False
-        if self._is_closed:
+        if self._is_closed or self._check_process.is_forked:  # on a copy of the parent's loop
             return
         if self._cluster.image is not self._image:
             self._apply_metadata()
