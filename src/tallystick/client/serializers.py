@@ -86,7 +86,7 @@ class RecordSerializer:
 
         Raises: SerializationFailed; TypeError for a part without a serializer that is not bytes.
         """
-        all_headers = list(headers)
+        all_headers = list(headers or ())
         key_bytes = self._run(self._key, key, SerializationContext(topic, MessageField.KEY, all_headers))
         value_bytes = self._run(
             self._value, value, SerializationContext(topic, MessageField.VALUE, all_headers)
@@ -104,7 +104,7 @@ class RecordSerializer:
         headers: Iterable[Header],
     ) -> tuple[list[bytes | None], list[bytes | None] | None, SerializedHeaders]:
         """Return the columns and the headers of one `send_batch` as they are sent. Raises: as `serialize`."""
-        own_headers = tuple(headers)
+        own_headers = tuple(headers or ())
         pairs = zip(values, repeat(None) if keys is None else keys, strict=False)
         rows = [self.serialize(topic, value, key, own_headers) for value, key in pairs]
         all_headers = {row[2] for row in rows} or {own_headers}

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,8 @@ from tallystick import (
     TopicPartition,
     errors,
 )
+from tallystick.client.blocking.consumer_runner import ConsumerRunner
+from tallystick.client.blocking.producer_runner import ProducerRunner
 from tallystick.client.blocking.thread import engine_thread
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -102,6 +105,37 @@ def test_a_record_and_its_way(broker: EmbeddedBroker, topic: str) -> None:
         (record,) = consumer.poll(10)
     assert (record.key, record.value, record.timestamp_ms) == (b"42", b"one", 1_700_000_000_000)
     assert list(record.headers) == [("who", b"me"), ("who", None)]
+
+
+def test_no_headers_are_none_before_and_after_the_topic_is_known(broker: EmbeddedBroker, topic: str) -> None:
+    """Neither depends on whether the record has to wait."""
+    none: Any = None  # what confluent-kafka takes
+    with Producer(plain(broker)) as producer:
+        assert [producer.send(topic, b"v", headers=none).result(10).offset for _ in range(2)] == [0, 1]
+
+
+def test_a_second_loop_is_refused_and_not_waited_for() -> None:
+    """[CLI-2] `asyncio.run` twice with one client: nobody is left to send the record."""
+    made: list[tallystick.aio.Producer] = []
+
+    async def first() -> None:
+        made.append(tallystick.aio.Producer({"bootstrap.servers": "127.0.0.1:1"}))
+        made[0]._accumulator.update_topic("t", 1, [0])
+
+    async def second() -> None:
+        for _ in range(2):
+            with pytest.raises(errors.Closed, match="loop"):
+                await made[0].send("t", b"two")
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_a_client_that_was_never_made_is_collected_in_silence(recwarn: pytest.WarningsRecorder) -> None:
+    """What `copy` and `pickle` make first has no attributes."""
+    for kind in (ProducerRunner, ConsumerRunner):
+        object.__new__(kind).__del__()
+    assert not recwarn.list
 
 
 def test_many_records_in_one_call(broker: EmbeddedBroker, topic: str) -> None:

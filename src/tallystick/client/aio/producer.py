@@ -123,7 +123,7 @@ class Producer(Generic[K, V]):
                 except BufferFullOrUnknownTopic:
                     pass
             record = value, key, headers
-        pairs = tuple(record[2])
+        pairs = tuple(record[2] or ())  # as on the fast path: none, also where confluent-kafka takes None
         take = partial(
             self._accumulator.append,
             topic,

@@ -55,8 +55,9 @@ class RebalanceListener:
 class ConsumerRunner(Generic[K, V]):
     """The asynchronous runner of one consumer, on the engine thread; for one caller at a time."""
 
+    _is_open = False  # in a copy that `__init__` never made, too
+
     def __init__(self, config: Mapping[str, object]) -> None:
-        self._is_open = False
         self._thread = engine_thread()
         functions = ConsumerConfig.parse(config).functions
         # Deserializers may wait, and the engine thread must not: they run in the thread that polls.

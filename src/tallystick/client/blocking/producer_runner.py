@@ -19,8 +19,9 @@ T = TypeVar("T")
 class ProducerRunner:
     """The asynchronous runner of one producer, on the engine thread."""
 
+    _is_open = False  # in a copy that `__init__` never made, too
+
     def __init__(self, config: Mapping[str, object]) -> None:
-        self._is_open = False
         self._thread = engine_thread()
         self._runner = self._thread.call(lambda: AsyncProducerRunner(config), "Producer")
         self._is_open = True

@@ -105,8 +105,13 @@ class ProducerEngine:
                     self._loop.call_soon(self._pump)
                 else:
                     self._loop.call_soon_threadsafe(self._pump)
-            except RuntimeError:  # the loop is closed, and so is this engine
+            except RuntimeError as exc:
                 self._is_pump_scheduled = False
+                if not self._loop.is_closed():
+                    raise
+                if not self._is_closed:  # the loop ended first: `asyncio.run` twice with one client
+                    self.accumulator.refuse_forever(_build_loop_error)
+                    raise _build_loop_error() from exc
             except BaseException:  # an interrupt of the thread that sends: else nobody would wake it again
                 self._is_pump_scheduled = False
                 raise
@@ -289,6 +294,10 @@ class ProducerEngine:
             await asyncio.sleep(self._config.client.retry_backoff_ms / 1000)
             self._refresh_task = None
             self._schedule_pump()
+
+
+def _build_loop_error() -> Closed:
+    return Closed("the event loop on which this producer was made has ended: make one on each loop")
 
 
 async def _wait_for_outcomes(outcomes: list[BatchOutcome], deadline: Deadline, now_ms: int) -> None:

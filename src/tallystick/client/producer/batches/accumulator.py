@@ -549,7 +549,11 @@ class RecordAccumulator:
 
     def mark_forked(self) -> None:
         """Refuse records in a forked child [CLI-61]. The thread that holds the lock may not exist there."""
-        self._gate_error = partial(build_forked_error, "send")
+        self.refuse_forever(partial(build_forked_error, "send"))
+
+    def refuse_forever(self, why: Callable[[], Exception]) -> None:
+        """Refuse records from now on, with the error that `why` makes, without a lock: nothing is sent."""
+        self._gate_error = why
         self._sticky_batches = {}
 
     def open_gate(self) -> None:
