@@ -4,11 +4,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 from tests.support.interrupting import interrupted, points
 
 from tallystick.client.errors import Closed, IllegalState, TooLarge, UnknownTopic
+from tallystick.client.net.waits import build_forked_error
 from tallystick.client.producer.batches import accumulator, buffer_pool, producer_batch
 from tallystick.client.producer.batches.accumulator import (
     AccumulatorEnv,
@@ -271,7 +273,7 @@ def test_a_forked_child_appends_nothing_and_waits_for_no_lock() -> None:
     world.accumulator.update_topic("t", 1, [0])
     world.accumulator.append("t", b"before")
     with world.lock:
-        world.accumulator.mark_forked()
+        world.accumulator.refuse_forever(partial(build_forked_error, "send"))
         assert world.accumulator.append_value("t", b"after") is None
         for key in (None, b"k"):
             with pytest.raises(IllegalState, match="opened before the fork"):

@@ -101,7 +101,7 @@ def test_callbacks_come_once_each_whatever_thread_settles_and_whichever_watches(
         assert sorted(told) == list(range(40))
 
 
-def test_a_callback_that_ends_the_program_leaves_nobody_waiting() -> None:
+def test_a_callback_that_ends_the_program_keeps_no_other_from_its_answer() -> None:
     """On a loop of the caller's own, where `sys.exit()` ends the program."""
     of, told = BatchOutcome("t", 0), list[int]()
     of.timestamp_runs = [(0, 0)]

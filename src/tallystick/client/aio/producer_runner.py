@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final, TypeVar
 from weakref import WeakSet
 
@@ -11,7 +12,7 @@ from tallystick.client import tracing
 from tallystick.client.errors import ClientError, Closed, IllegalState
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.retry_scope import Deadline
-from tallystick.client.net.waits import ProcessCheck
+from tallystick.client.net.waits import ProcessCheck, build_forked_error
 from tallystick.client.producer.batches.accumulator import RecordAccumulator
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.serializers import build_record_serializer
@@ -199,7 +200,7 @@ class AsyncPendingCommit:
 
 def _after_fork_in_child() -> None:
     for accumulator in list(_OPEN_ACCUMULATORS):
-        accumulator.mark_forked()
+        accumulator.refuse_forever(partial(build_forked_error, "send"))
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -6,11 +6,13 @@ the memory is full.
 
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import TypeVar
 
 from tallystick.client.aio.producer_runner import AsyncProducerRunner
 from tallystick.client.blocking.thread import StartedCall, TransactionalCalls, engine_thread
 from tallystick.client.net.retry_scope import Deadline
+from tallystick.client.net.waits import build_forked_error
 from tallystick.client.transactions.engine import TransactionManager
 
 T = TypeVar("T")
@@ -107,7 +109,7 @@ class ProducerRunner:
     def mark_forked(self) -> None:
         """Refuse every call, in a forked child [CLI-61]. Called by the engine thread's fork hook."""
         self._is_open = False
-        self.accumulator.mark_forked()
+        self.accumulator.refuse_forever(partial(build_forked_error, "send"))
 
     def __del__(self) -> None:
         if self._is_open:

@@ -112,7 +112,7 @@ class ProducerEngine:
                 if not self._is_closed:  # the loop ended first: `asyncio.run` twice with one client
                     self.accumulator.refuse_forever(_build_loop_error)
                     raise _build_loop_error() from exc
-            except BaseException:  # an interrupt of the thread that sends: else nobody would wake it again
+            except BaseException:  # an interrupt of the thread that sends: else it would never be woken again
                 self._is_pump_scheduled = False
                 raise
 

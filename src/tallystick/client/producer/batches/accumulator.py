@@ -23,12 +23,10 @@ Source: Kafka RecordAccumulator, BuiltInPartitioner; KIP-794.
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from operator import index
 from typing import Final, SupportsIndex, cast
 
 from tallystick.client.errors import ClientError, build_broker_error
-from tallystick.client.net.waits import build_forked_error
 from tallystick.client.producer.batches.buffer_pool import BufferPool
 from tallystick.client.producer.batches.delivery import BatchOutcome, Delivery, DeliveryCallback
 from tallystick.client.producer.batches.partitioner import choose_sticky_partition, hash_key_to_partition
@@ -547,12 +545,11 @@ class RecordAccumulator:
                     # Even a batch without records: a sender past the gate may be about to open it.
                     self._seal_open_batch(queue)
 
-    def mark_forked(self) -> None:
-        """Refuse records in a forked child [CLI-61]. The thread that holds the lock may not exist there."""
-        self.refuse_forever(partial(build_forked_error, "send"))
-
     def refuse_forever(self, why: Callable[[], Exception]) -> None:
-        """Refuse records from now on, with the error that `why` makes, without a lock: nothing is sent."""
+        """Refuse records from now on, with the error that `why` makes; what was taken is sent no more.
+
+        In a forked child [CLI-61], where the thread that holds the lock may not exist, and without a loop.
+        """
         self._gate_error = why
         self._sticky_batches = {}
 
