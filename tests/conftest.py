@@ -1,6 +1,7 @@
 """Hypothesis profiles, how tests are shared out, and the place of code that several test files share."""
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -108,6 +109,17 @@ def broker_forks() -> Iterator[BrokerForks]:
         patch.setattr(embedded, "start_process", forks.start_process)
         yield forks
     forks.close()
+
+
+@pytest.fixture(autouse=True)
+def root_log() -> Iterator[None]:
+    """Take the log back that a command or a broker in this process has begun: others count what is logged."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    for handler in set(root.handlers).difference(handlers):
+        root.removeHandler(handler)
 
 
 @pytest.fixture

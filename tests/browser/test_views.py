@@ -34,7 +34,7 @@ SIZES: dict[str, dict[str, Any]] = {
 def test_everything_is_on_the_screen_and_no_word_is_broken(
     browser: "Browser", shop: Site, case: PageCase, size: str
 ) -> None:
-    """Issue 34: "phone: halves below each other, tables as cards"; N8, N26."""
+    """Wanted: "phone: halves below each other, tables as cards"."""
     with open_tab(browser, shop.url, **SIZES[size]) as tab:
         page = case.open(tab)
         assert measure_overflow(page) == 0
@@ -108,7 +108,7 @@ def test_more_rows_are_on_a_screen_where_that_is_chosen_and_it_is_remembered(tab
 
 
 def test_the_reader_s_own_time_is_beside_utc_and_says_its_zone(browser: "Browser", shop: Site) -> None:
-    """Issue 34: "local time and "3 min ago" beside UTC"."""
+    """Wanted: "local time and "3 min ago" beside UTC"."""
     with open_tab(browser, shop.url, timezone_id="Asia/Tokyo", locale="en-GB") as tab:
         page = tab.follow("/transactions/payments-1")
         time = page.locator("#history time").first

@@ -40,7 +40,7 @@ def make_page(path: str) -> Page:
 
 
 def test_a_page_with_a_diagram_brings_what_draws_it_and_asks_no_other_site() -> None:
-    """Issue 34: "mermaid and every asset local"; the theme loads it from a CDN unless it is there."""
+    """Wanted: "mermaid and every asset local"; the theme loads it from a CDN unless it is there."""
     page, config = make_page("concepts/modes.md"), MkDocsConfig()
     drawn = on_page_content('<pre class="mermaid">', page, config, Files([]))
     assert drawn.endswith('<script src="../../vendor/mermaid.tiny.js"></script>')

@@ -561,7 +561,7 @@ def test_an_address_that_names_no_action_is_said_to_be_none() -> None:
 
 
 def test_an_orphan_has_two_buttons_that_say_what_the_stored_state_means() -> None:
-    """Issue 34: "what the state means here, two labelled buttons, a reason", and no empty box."""
+    """Wanted: "what the state means here, two labelled buttons, a reason", and no empty box."""
 
     async def story(visit: Visit) -> None:
         page = (await visit.client.get("/actions/complete/pay-1")).text

@@ -71,7 +71,7 @@ def read_audit(path: Path) -> list[tuple[str, str, str]]:
 
 
 def test_several_ids_have_one_page_one_confirmation_and_an_audit_line_each(tmp_path: Path) -> None:
-    """Issue 34: "select many, one dry run"."""
+    """Wanted: "select many, one dry run"."""
 
     async def story(visit: Visit) -> None:
         form = await visit.open(URL)

@@ -79,7 +79,7 @@ def look() -> ConsoleState:
 
 
 def test_the_row_of_a_group_says_by_what_it_is_blocked() -> None:
-    """Issue 34: "group <-> partition <-> transaction that holds it, as links and in the row"."""
+    """Wanted: "group <-> partition <-> transaction that holds it, as links and in the row"."""
     groups = {row.group_id: row for row in build_groups(look(), NOW_MS).groups}
     (blocker,) = groups["search"].blockers
     assert (blocker.key, blocker.health) == ("shop-2", "recover")
@@ -128,7 +128,7 @@ def test_every_name_on_the_way_is_a_link() -> None:
 
 
 def test_what_holds_back_records_comes_before_what_holds_back_none() -> None:
-    """Issue 34: "what hurts most first (age, records held back, groups affected)"."""
+    """Wanted: "what hurts most first (age, records held back, groups affected)"."""
     first, second = build_overview(look(), NOW_MS).problems
     assert (first.subject, first.health, first.held_back_count) == ("shop-2", "recover", 1_012)
     assert (first.age_ms, first.groups) == (AGE_MS, ("search",))

@@ -56,7 +56,7 @@ def make_state(count: int = 3) -> ConsoleState:
 
 
 def test_a_list_is_put_in_order_by_its_columns_and_keeps_its_filter() -> None:
-    """Issue 34: "sort by column"."""
+    """Wanted: "sort by column"."""
     wanted = TransactionFilter.parse({"text": "pay", "sort": "-age"})
     page = build_transactions(make_state(), wanted, NOW_MS)
     assert [row.transactional_id for row in page.rows] == ["pay-2", "pay-1", "pay-0"]
@@ -73,7 +73,7 @@ def test_every_column_puts_the_whole_list_in_order() -> None:
 
 
 def test_the_search_finds_ids_topics_and_groups_the_name_itself_first() -> None:
-    """Issue 34: "search (`/`) over ids, topics, groups"."""
+    """Wanted: "search (`/`) over ids, topics, groups"."""
     page = build_search(make_state(), " PAY ", NOW_MS)
     found = {kind.title: [hit.url for hit in kind.hits] for kind in page.kinds}
     assert found == {

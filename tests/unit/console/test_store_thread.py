@@ -141,7 +141,7 @@ def test_a_reading_that_was_given_up_leaves_no_connection_behind() -> None:
 
 @pytest.mark.parametrize("url", ["sqlite:///shop.db", "sqlite+pysqlite:///data/shop.db"])
 def test_a_store_in_a_file_has_a_name_that_means_the_same_in_every_folder(url: str) -> None:
-    """Issue 34: "absolute paths in commands"."""
+    """Wanted: "absolute paths in commands"."""
     kind, _, place = url.partition(":///")
     assert StoreAddress(url).name == f"{kind}:///{Path(place).absolute()}"
 

@@ -154,7 +154,7 @@ NEXT = pair(5, 4)
 def test_each_verdict_is_drawn_as_its_sentence_says(
     snapshot: Snapshot, says: str, other_side: str, coordinator: str
 ) -> None:
-    """Issue 34: "Each verdict of the rules is drawn once in a test and compared with its sentence"."""
+    """Wanted: "Each verdict of the rules is drawn once in a test and compared with its sentence"."""
     each = look(snapshot)
     assert says in each.assessment.reason
     drawn = {

@@ -56,7 +56,7 @@ def test_a_cluster_that_cannot_be_read_is_unknown_with_the_reason(
 
 
 def test_one_line_is_true_when_the_cluster_does_not_answer() -> None:
-    """Issue 34: "No answer from B for 41 s. Everything below is 44 s old." """
+    """Wanted: "No answer from B for 41 s. Everything below is 44 s old." """
     status = replace(AWAY, read_ms=NOW_MS - 44_000, away_since_ms=NOW_MS - 41_000)
     snapshot = lose_cluster(make_snapshot(describe()), status)
     text = f"No answer from {SERVERS} for 41 s. Everything below is 44 s old."
