@@ -4,6 +4,7 @@ It is written once. The blocking one is generated from it, and differs in its ru
 """
 
 import re
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Generic, Self
@@ -51,6 +52,7 @@ class Consumer(Generic[K, V]):
         """
         self._runner: AsyncConsumerRunner[K, V] = AsyncConsumerRunner(config)
         self.config = self._runner.config
+        self._unread: deque[ConsumerRecord[K, V]] = self._runner.unread
 
     # ------------------------------------------------------------------------ subscription
 
@@ -222,6 +224,9 @@ class Consumer(Generic[K, V]):
             PositionUnknown, RecordUnreadable; Closed; any error of a callback; DeserializationFailed, by
             every poll until `seek` skips the record. Records before it are returned first.
         """
+        if self._unread:
+            wanted = self.config.max_poll_records if most is None else most
+            return [self._unread.popleft() for _ in range(min(wanted, len(self._unread)))]
         return await self._runner.poll(timeout_s, most)
 
     async def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
@@ -231,13 +236,20 @@ class Consumer(Generic[K, V]):
             `client.consumer.arrow`.
         Raises: as `poll`; NotSupported without pyarrow; IllegalState with deserializers.
         """
+        self._runner.give_back_unread()
         return await self._runner.poll_arrow(timeout_s, most)
 
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord[K, V]]:
-        """Yield records one by one, without end."""
+        """Yield records one by one, without end.
+
+        What it has polled and not yielded is not consumed: `commit` and `close` do not pass it, and another
+        iteration, or `poll`, goes on with it.
+        """
+        unread = self._unread
         while True:
-            for record in await self.poll(_POLL_INTERVAL_S):
-                yield record
+            while unread:
+                yield unread.popleft()
+            unread.extend(await self._runner.poll(_POLL_INTERVAL_S, None))
 
     def wakeup(self) -> None:
         """End the wait of this `poll`, or the next, with WokenUp."""

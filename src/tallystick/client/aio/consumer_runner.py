@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -90,6 +91,15 @@ class AsyncConsumerRunner(Generic[K, V]):
         self._check_process("poll_arrow")
         refuse_columns(self._deserializer)
         return await self._engine.poll_arrow(int(timeout_s * 1000), most)
+
+    @property
+    def unread(self) -> deque[ConsumerRecord[K, V]]:
+        """Records that an iteration has polled, and not yielded yet."""
+        return self._engine.unread
+
+    def give_back_unread(self) -> None:
+        """Read records again that an iteration has polled and not yielded."""
+        self.go_back(find_first_offsets(self._engine.unread))
 
     def go_back(self, first_offsets: Mapping[TopicPartition, int]) -> None:
         """Return records again that the caller has never had, so that no commit passes them [CLI-67]."""

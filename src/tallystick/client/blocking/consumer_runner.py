@@ -6,6 +6,7 @@ thread that polls.
 
 import re
 import warnings
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -125,6 +126,16 @@ class ConsumerRunner(Generic[K, V]):
         return self._calls.run(
             coroutine, waited_s, "poll_arrow", lambda batch: self._seek_back(_find_first_row_offsets(batch))
         )
+
+    @property
+    def unread(self) -> deque[ConsumerRecord[K, V]]:
+        """Records that an iteration has polled, and not yielded yet."""
+        return self._runner.unread
+
+    def give_back_unread(self) -> None:
+        """Read records again that an iteration has polled and not yielded."""
+        if self.unread:
+            self._calls.call(self._runner.give_back_unread, "poll_arrow")
 
     def wakeup(self) -> None:
         """End the wait of a poll, from any thread and any signal handler."""

@@ -16,9 +16,10 @@ not wait may be called by any task of the loop.
 import asyncio
 import logging
 import re
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tallystick.client.consumer.arrow import build_record_batch
 from tallystick.client.consumer.assignors.assign import ASSIGNORS
@@ -148,6 +149,11 @@ class ConsumerEngine:
     @property
     def assignment(self) -> frozenset[TopicPartition]:
         return self._subscriptions.assigned_partitions
+
+    @property
+    def unread(self) -> deque[ConsumerRecord[Any, Any]]:
+        """Records that an iteration has polled, and not yielded yet; the one who iterates changes it."""
+        return self._subscriptions.unread
 
     @property
     def subscription(self) -> frozenset[str]:

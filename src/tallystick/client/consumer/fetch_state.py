@@ -18,13 +18,15 @@ position that does not exist, `auto.offset.reset` decides.
 Source: KIP-227, KIP-320, KIP-516; SubscriptionState, FetchSessionHandler, FetchCollector.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
+from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.errors.rules import find_rule
 from tallystick.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.kernel.codes import ErrorCode
@@ -157,6 +159,8 @@ class SubscriptionState:
         """
         self._reset_source = reset
         self._states: dict[TopicPartition, TopicPartitionState] = {}
+        self.unread: deque[ConsumerRecord[Any, Any]] = deque()
+        """Records that an iteration has polled, and its user has not had: no commit passes them [CLI-67]."""
         # Shared by all partitions: one that is revoked and assigned again gets a new serial.
         self._position_versions = count()
 
@@ -189,6 +193,15 @@ class SubscriptionState:
             or TopicPartitionState(position_source=start, position_version=next(self._position_versions))
             for p in partitions
         }
+        self._drop_unread(lambda partition: partition not in self._states)
+
+    def _drop_unread(self, is_dropped: Callable[[TopicPartition], bool]) -> None:
+        if self.unread:
+            kept = [
+                each for each in self.unread if not is_dropped(TopicPartition(each.topic, each.partition))
+            ]
+            self.unread.clear()
+            self.unread.extend(kept)
 
     def seek(
         self,
@@ -202,6 +215,7 @@ class SubscriptionState:
             seek_range: None keeps that of the last seek.
         """
         track = self._states[partition]
+        self._drop_unread(partition.__eq__)
         track.seek_range = track.seek_range if seek_range is None else seek_range
         track.has_other_topic = False
         track.position_version = next(self._position_versions)
@@ -319,8 +333,13 @@ class SubscriptionState:
         }
 
     def collect_consumed(self) -> dict[TopicPartition, Position]:
-        """Return the known positions: those up to which records were returned."""
-        return {at: track.position for at, track in self._states.items() if track.position is not None}
+        """Return the known positions: those up to which the user has had the records."""
+        positions = {at: track.position for at, track in self._states.items() if track.position is not None}
+        for record in reversed(self.unread):
+            at = TopicPartition(record.topic, record.partition)
+            if at in positions:
+                positions[at] = Position(record.offset, record.leader_epoch)
+        return positions
 
     def compute_lags(self) -> dict[TopicPartition, int]:
         """Return the number of offsets between each position and the high watermark, where both are known."""

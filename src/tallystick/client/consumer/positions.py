@@ -115,9 +115,9 @@ class ConsumerPositions:
         """Return the offset of the next record `poll` would return. Raises: TimedOut, PositionUnknown."""
         (at,) = self._require_assigned([partition])
         deadline = self._deadlines.start(timeout_ms)
-        while (track := self._subscriptions.get(at)) is not None:
-            if track.position is not None:
-                return track.position.offset
+        while at in self._subscriptions:
+            if (known := self._subscriptions.collect_consumed().get(at)) is not None:
+                return known.offset
             self._progress.clear()
             self._search.start_searches()
             try:
