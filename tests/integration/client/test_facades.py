@@ -133,8 +133,8 @@ def test_a_second_loop_is_refused_and_not_waited_for() -> None:
 
 def test_a_client_that_was_never_made_is_collected_in_silence(recwarn: pytest.WarningsRecorder) -> None:
     """What `copy` and `pickle` make first has no attributes."""
-    for kind in (ProducerRunner, ConsumerRunner):
-        object.__new__(kind).__del__()
+    ProducerRunner.__new__(ProducerRunner).__del__()
+    ConsumerRunner.__new__(ConsumerRunner).__del__()
     assert not recwarn.list
 
 
