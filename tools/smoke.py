@@ -30,7 +30,12 @@ EXTRAS = {
     "iceberg": ("pyiceberg", "tallystick.lake:iceberg"),
     "console": ("uvicorn", "tallystick.console:serve"),
     "otel": ("tallystick.otel:TallystickInstrumentor",),
-    "demo": ("psycopg", "tallystick.demo:DemoRun"),
+    "demo": ("tallystick.demo:DemoRun",),
+    "aiosqlite": ("aiosqlite",),
+    "asyncmy": ("asyncmy",),
+    "asyncpg": ("asyncpg",),
+    "psycopg": ("psycopg",),
+    "pymysql": ("pymysql",),
 }
 
 

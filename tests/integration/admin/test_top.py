@@ -47,7 +47,7 @@ def test_a_transaction_in_doubt_appears_with_its_verdict_and_goes(broker: Embedd
             await see(screen, "orphan")
             await screen.press("enter")
             await see(screen, f"Token {state}")
-            await see(screen, "no store or decision log that is read here names it")
+            await see(screen, "No database or decision log that is read here knows its id")
             await see(screen, f"{name}-0")
             assert screen.app.route.key == name
             await asyncio.to_thread(producer.complete_transaction, state)

@@ -27,7 +27,7 @@ for extra, names in {names!r}.items():
         try:
             getattr(import_module(module), attribute) if attribute else _lazy.load(module)
         except _lazy.MissingLibrary as exc:
-            assert str(exc).endswith(f"pip install 'tallystick[{{extra}}]'"), f"{{name}}: {{exc}}"
+            assert str(exc).endswith(f"[{{extra}}]'"), f"{{name}}: {{exc}}"
         else:
             raise SystemExit(f"{{name}} needs nothing of its extra {{extra}}")
 """

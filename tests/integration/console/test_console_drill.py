@@ -92,8 +92,8 @@ def test_a_writer_that_is_dead(drill: Drill, strike: Strike, stage: str, verdict
 def test_a_database_that_is_away(drill: Drill) -> None:
     lost = drill.folder / "elsewhere.db"
     (drill.folder / "paid.db").rename(lost)
-    page = drill.show("/", lambda page: page["health"] == "unknown" and page["problems"] != [])
-    assert "paid.db" in page["problems"][0]["reason"]
+    page = drill.show("/", lambda page: page["health"] == "unknown" and page["info"]["outages"] != [])
+    assert "paid.db" in page["info"]["outages"][0]["reason"]
     assert not page["stores"][0]["is_reachable"]
     lost.rename(drill.folder / "paid.db")
     assert drill.show("/", lambda page: page["stores"][0]["is_reachable"])["info"]["failures"] == []
@@ -156,10 +156,9 @@ def test_sides_that_differ(drill: Drill, capsys: pytest.CaptureFixture[str]) -> 
         admin.force_terminate_transaction(drill.name, force=True)
     row = drill.find_row("broken")
     assert row["verdict"] == "tear"
-    assert run(row["command"]) == 3
-    assert "TEAR" in capsys.readouterr().out
-    with opened(drill.place) as store, DualWriter(store, drill.config) as writer:
-        writer.recover(accept_mixed=True)
+    assert run(row["command"], "--dry-run") == 3
+    assert "aborted" in capsys.readouterr().out
+    assert run(row["command"], "--confirm", drill.name) == 0
     drill.expect_green()
 
 

@@ -197,11 +197,11 @@ class SubscriptionState:
 
     def _drop_unread(self, is_dropped: Callable[[TopicPartition], bool]) -> None:
         if self.unread:
-            kept = [
+            remaining = [
                 each for each in self.unread if not is_dropped(TopicPartition(each.topic, each.partition))
             ]
             self.unread.clear()
-            self.unread.extend(kept)
+            self.unread.extend(remaining)
 
     def seek(
         self,

@@ -116,8 +116,8 @@ class ConsumerPositions:
         (at,) = self._require_assigned([partition])
         deadline = self._deadlines.start(timeout_ms)
         while at in self._subscriptions:
-            if (known := self._subscriptions.collect_consumed().get(at)) is not None:
-                return known.offset
+            if (next_one := self._subscriptions.collect_consumed().get(at)) is not None:
+                return next_one.offset
             self._progress.clear()
             self._search.start_searches()
             try:
