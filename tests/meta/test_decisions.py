@@ -47,6 +47,7 @@ def test_a_record_that_does_not_exist_is_noticed(lead: str) -> None:
     assert dangling("(../adr/" + "0001-another-name.md)") == ["0001-another-name.md"]
 
 
+@pytest.mark.slow
 def test_every_record_that_is_named_exists() -> None:
     assert {name: missing for name, text in texts() if (missing := dangling(text))} == {}
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 # The harness is held to what the product is held to.
 SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "harness").rglob("*.py")])
@@ -198,6 +200,7 @@ def test_classes_have_few_collaborators() -> None:
     assert {name for name, n in count.items() if n > COLLABORATORS_MAX} == MANY_COLLABORATORS
 
 
+@pytest.mark.slow
 def test_no_two_classes_have_one_name() -> None:
     """A reader who meets a class name knows which class it is."""
     names = Counter(
@@ -239,12 +242,14 @@ def test_no_module_has_a_name_that_means_nothing() -> None:
     assert not [str(p) for p in SOURCES if p.stem in empty]
 
 
+@pytest.mark.slow
 def test_no_notes_to_self() -> None:
     """A thing left undone has an entry in docs/skipped.md, not a mark in the code."""
     mark = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     assert not [str(p) for p in SOURCES + TOOLS if mark.search(p.read_text())]
 
 
+@pytest.mark.slow
 def test_tests_do_not_sleep() -> None:
     """Style R16: a test waits through `testing.eventually` alone. Sleeping 0 only lets the loop turn."""
     sleeping = [
@@ -262,6 +267,7 @@ CLOCKS = {"monotonic", "perf_counter", "process_time", "time", "monotonic_ms", "
 READS_CLOCK = re.compile(rf"\b({'|'.join(sorted(CLOCKS))})\([^()]*\)\s*-")
 
 
+@pytest.mark.slow
 def test_no_test_says_how_long_something_may_take() -> None:
     """A busy machine is no defect: count work, or give the limit and look at what happened."""
     timed = [

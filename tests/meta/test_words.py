@@ -107,6 +107,7 @@ def texts() -> Iterator[Path]:
         yield from sorted((ROOT / folder).glob("*.md" if folder == "." else "**/*.md"))
 
 
+@pytest.mark.slow
 def test_sentences_name_their_subject() -> None:
     findings = [
         f"{path.relative_to(ROOT)}: {match.group(0)}"
@@ -138,6 +139,7 @@ def test_paragraphs_of_documentation_name_their_subject() -> None:
     assert findings == []
 
 
+@pytest.mark.slow
 def test_docstrings_of_classes_and_modules_name_the_thing() -> None:
     counts: Counter[str] = Counter()
     for path in (ROOT / "src" / "tallystick").rglob("*.py"):

@@ -56,6 +56,7 @@ def test_a_text_to_replace_that_is_not_there_is_an_error() -> None:
         generate(twin)
 
 
+@pytest.mark.slow
 def test_every_twin_is_what_its_source_generates() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tools.async_to_sync", "--check"], cwd=ROOT, capture_output=True, check=False

@@ -25,6 +25,7 @@ _SPARK: Final = "Now with Spark"
 def run(python: str, *, cold: bool) -> tuple[int, dict[str, float]]:
     """Run it once; return its exit code and the seconds of each event."""
     with tempfile.TemporaryDirectory(prefix="first-run-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)  # PostgreSQL runs as another user where root runs this
         clone = Path(folder, "tallystick")
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         home = Path(folder, "home")

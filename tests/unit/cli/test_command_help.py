@@ -60,6 +60,7 @@ def parse(words: list[str]) -> None:
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "example", [each for name, some in EXAMPLES.items() if name != "broker" for each in some]
 )

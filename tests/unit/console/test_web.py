@@ -192,6 +192,7 @@ def test_a_name_survives_its_url() -> None:
     assert "older than the limit" in client.get(url).text
 
 
+@pytest.mark.slow
 def test_ids_are_unique_so_that_live_parts_find_their_place() -> None:
     for url, page in list_pages(make_client()).items():
         assert len(page.ids) == len(set(page.ids)), url
