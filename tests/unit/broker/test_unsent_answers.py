@@ -10,12 +10,19 @@ BOUND, PATIENCE_S = 1_000_000, 3.0
 
 class Peer:
     def __init__(self, unsent_bytes: int) -> None:
-        self.unsent_bytes = unsent_bytes
+        self.unsent_bytes = self.handed_bytes = unsent_bytes
         self.handed_over: Any = self
         self.why = ""
 
+    def hand_over(self, size: int) -> None:
+        self.unsent_bytes += size
+        self.handed_bytes += size
+
     def count_held(self, unsent_bytes: int) -> int:
         return unsent_bytes
+
+    def count_sent(self, unsent_bytes: int) -> int:
+        return self.handed_bytes - unsent_bytes
 
     def close(self, why: str) -> None:
         self.unsent_bytes, self.why = 0, why
@@ -73,6 +80,29 @@ def test_who_reads_slowly_is_spared() -> None:
     assert world.closed == [1]
 
 
+def test_who_takes_as_much_as_comes_is_spared_though_never_less_is_left() -> None:
+    world = World(600_000, 500_000)
+    world.unsent.check()
+    world.peers[0].unsent_bytes -= TAKEN_BYTES_MIN
+    world.peers[0].hand_over(TAKEN_BYTES_MIN)
+    world.pass_time(PATIENCE_S)
+    assert world.closed == [1]
+
+
+def test_who_took_everything_meanwhile_begins_anew_with_the_next_answer() -> None:
+    """While others keep much unsent: the time of an answer that was taken is not held against the next."""
+    world = World(600_000, 550_000)
+    world.unsent.check()
+    world.now_s += PATIENCE_S - 1
+    world.peers[0].unsent_bytes = 0
+    assert world.unsent.total == 550_000
+    world.now_s += 1
+    world.peers[0].hand_over(600_000)
+    world.unsent.add(world.peers[0])
+    world.unsent.check()
+    assert world.closed == [1]
+
+
 def test_below_the_bound_no_connection_is_closed_however_long_it_takes() -> None:
     world = World(500_000, 500_000)
     world.unsent.check()
@@ -88,7 +118,7 @@ def test_an_old_answer_that_was_read_is_not_held_against_the_next_one() -> None:
     world.peers[0].unsent_bytes = 0
     world.pass_time(PATIENCE_S)
     assert world.timers == []
-    world.peers[0].unsent_bytes = BOUND + 1
+    world.peers[0].hand_over(BOUND + 1)
     world.unsent.add(world.peers[0])
     world.pass_time(10 * PATIENCE_S)
     world.unsent.check()

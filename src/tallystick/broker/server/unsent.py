@@ -35,9 +35,13 @@ class HandedOver:
         self._handed_bytes += size
         self._ends.append(self._handed_bytes)
 
+    def count_sent(self, unsent_bytes: int) -> int:
+        """Return the bytes that the peer's side has taken, given those that are left of all."""
+        return self._handed_bytes - unsent_bytes
+
     def count_held(self, unsent_bytes: int) -> int:
         """Return the bytes of the calls that are not sent whole, given those that are left of all."""
-        sent_bytes = self._handed_bytes - unsent_bytes
+        sent_bytes = self.count_sent(unsent_bytes)
         while self._ends and self._ends[0] <= sent_bytes:
             self._held_from = self._ends.popleft()
         return self._handed_bytes - self._held_from
@@ -80,7 +84,7 @@ class UnsentAnswers:
         self._on_room = on_room
         # Connections that may have unsent bytes; `total` drops those that have none.
         self._senders: set[UnsentConnection] = set()
-        # While many bytes are unsent: how many a connection had when it last took enough, and when that was.
+        # While many bytes are unsent: how many a connection had taken when it last took enough, and when.
         self._progress: dict[UnsentConnection, tuple[int, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -95,7 +99,7 @@ class UnsentAnswers:
             self._timer = self._loop.call_later(self._patience_s / 3, self._check_again)
 
     def discard(self, connection: UnsentConnection) -> None:
-        """Forget a connection that is lost."""
+        """Forget a connection that is lost, or has nothing unsent."""
         self._senders.discard(connection)
         self._progress.pop(connection, None)
 
@@ -115,7 +119,7 @@ class UnsentAnswers:
             size = _count_held(connection)
             total += size
             if not size:
-                self._senders.discard(connection)
+                self.discard(connection)
         return total
 
     def check(self) -> None:
@@ -131,7 +135,7 @@ class UnsentAnswers:
             self._timer = self._loop.call_later(self._patience_s / 3, self._check_again)
         sizes = sorted(((_count_held(c), c) for c in self._senders), key=lambda each: each[0], reverse=True)
         for size, connection in sizes:
-            stuck_s = self._measure(connection, connection.unsent_bytes, now_s)
+            stuck_s = self._measure(connection, now_s)
             if total > bytes_max and stuck_s >= self._patience_s:
                 connection.close(
                     f"memory for answers is short, and of {size} bytes its client took too few in"
@@ -139,12 +143,13 @@ class UnsentAnswers:
                 )
                 total -= size
 
-    def _measure(self, connection: UnsentConnection, size: int, now_s: float) -> float:
-        """Return for how long a connection has taken too little."""
-        since_bytes, since_s = self._progress.get(connection, (0, now_s))
-        if connection not in self._progress or size + TAKEN_BYTES_MIN <= since_bytes:
-            since_bytes, since_s = size, now_s
-        self._progress[connection] = max(since_bytes, size), since_s
+    def _measure(self, connection: UnsentConnection, now_s: float) -> float:
+        """Return for how long a connection has taken too little, however much came meanwhile."""
+        sent_bytes = connection.handed_over.count_sent(connection.unsent_bytes)
+        since_bytes, since_s = self._progress.setdefault(connection, (sent_bytes, now_s))
+        if sent_bytes >= since_bytes + TAKEN_BYTES_MIN:
+            self._progress[connection] = sent_bytes, now_s
+            return 0.0
         return now_s - since_s
 
     def _check_again(self) -> None:
