@@ -1,9 +1,11 @@
 """Connections on real sockets: order, limits, and peers that misbehave. A toy answers."""
 
 import asyncio
+import gc
 import logging
 import socket
 import struct
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
@@ -22,7 +24,7 @@ from tallystick.kernel.ids import INT32_MAX
 pytestmark = pytest.mark.server
 
 # The toy's requests: first byte says what to do, the rest is echoed.
-NOW, LATER, LATER_ALONE, EXCLUSIVE, CLOSE, FAIL, LARGE, SILENT = b"NLAECFGS"
+NOW, LATER, LATER_ALONE, EXCLUSIVE, CLOSE, FAIL, LARGE, SILENT, NESTED = b"NLAECFGST"
 SMALL_ONLY, SMALL_BYTES = ord("M"), 50_000
 LARGE_BYTES = 8 * 1024 * 1024
 
@@ -41,7 +43,7 @@ class Toy:
         return SMALL_BYTES if api_key >> 8 == SMALL_ONLY else 1 << 30
 
     def is_cancellable(self, frame: memoryview) -> bool:
-        return frame[0] == LATER_ALONE
+        return frame[0] in (LATER_ALONE, NESTED)
 
     def dispatch(self, frame: memoryview, peer: Peer) -> ResponseBuffers | Awaitable[ResponseBuffers]:
         body = bytes(frame)
@@ -57,6 +59,8 @@ class Toy:
                 return framed(b"x" * LARGE_BYTES)
             case 83:
                 return None
+            case 84:
+                return wait_for(wait_for(asyncio.Event().wait()))
             case 67:
                 raise CloseConnection("the toy says so")
             case _:
@@ -67,6 +71,10 @@ class Toy:
         for body, future in reversed(waiting):
             if not future.done():
                 future.set_result(framed(body))
+
+
+async def wait_for(what: Awaitable[Any]) -> Any:
+    return await what
 
 
 def framed(body: bytes) -> list[bytes | bytearray | memoryview]:
@@ -460,6 +468,27 @@ def test_what_a_lost_connection_waited_for_is_dropped_if_it_may_be() -> None:
         await world.until(lambda: len(world.server._connections) == 0)
 
     scene(play)
+
+
+def test_what_is_dropped_before_it_could_begin_is_no_coroutine_that_was_never_awaited() -> None:
+    """A write that fails closes the connection after the next request has been taken."""
+
+    async def play(world: World) -> None:
+        client = await world.client()
+        client.send(request(LATER) + request(NESTED))
+        await world.until(lambda: world.toy.waiting)
+        (connection,) = world.server._connections.values()
+        world.toy.release()
+        connection._transport.abort()
+        await world.until(lambda: not world.server._connections)
+        assert world.toy.started == [b"L", b"T"]
+        await client.end()
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", RuntimeWarning)
+        scene(play)
+        gc.collect()
+    assert [str(each.message) for each in seen] == []
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])

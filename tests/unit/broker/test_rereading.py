@@ -69,7 +69,7 @@ async def test_without_settings_to_read_only_files_are(caplog: pytest.LogCapture
 async def test_settings_that_are_refused_stay_as_they_were(caplog: pytest.LogCaptureFixture) -> None:
     service = FakeService(BadConfig("a: is wrong\nb: is, too"))
     await reread_all(service, lambda: RUNNING, Notifier())
-    errors = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert errors == ["SIGHUP: the settings before stay in force: a: is wrong; b: is, too"]
 
 

@@ -142,7 +142,7 @@ def test_thirty_wrong_tokens_leave_a_line_and_wait(caplog: pytest.LogCaptureFixt
     browser = open_browser()
     statuses = [browser.log_in(f"wrong{number}").status_code for number in range(30)]
     assert statuses == [401] * FREE_ATTEMPTS + [429] * (30 - FREE_ATTEMPTS)
-    lines = [each.message for each in caplog.records if each.name.startswith("tallystick")]
+    lines = [each.getMessage() for each in caplog.records if each.name.startswith("tallystick")]
     assert lines == ["127.0.0.1 is not let in: its request has wrong credentials"]
     assert "wrong0" not in caplog.text
     waiting = browser.log_in("right")  # not looked at, or a guess would cost nothing

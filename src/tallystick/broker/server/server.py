@@ -200,7 +200,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._pending.clear()
         for slot in slots:
             if slot.is_cancellable:
-                cast("asyncio.Future[ResponseBuffers]", slot.task).cancel()
+                self._cancel(cast("asyncio.Future[ResponseBuffers]", slot.task))
             else:
                 self._pending.append(slot)
         self._transport = CLOSED_TRANSPORT
@@ -428,8 +428,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._is_ending = True
         tasks = [slot.task for slot in self._pending if slot.task is not None]
         for task in tasks:
-            task.cancel()
+            self._cancel(task)
         return tasks
+
+    def _cancel(self, task: "asyncio.Future[ResponseBuffers]") -> None:
+        """Cancel a task after its first step, without which what it was given would never be awaited."""
+        self._server.loop.call_soon(task.cancel)
 
     def drain(self) -> bool:
         """Accept no further request; return True when every answer has been handed to the kernel."""
