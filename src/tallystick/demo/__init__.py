@@ -58,7 +58,7 @@ class DemoSettings(Value, kw_only=True):
 
     master   Spark master; executors are separate processes on `local-cluster` and on clusters
     rows     number of flights; None for all 336,776
-    crashes  parts to kill in this order, one after every second batch
+    crashes  parts to kill in this order, one after each batch
     """
 
     master: str = "local-cluster[2,1,1024]"

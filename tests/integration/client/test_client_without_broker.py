@@ -59,6 +59,19 @@ def test_a_broker_that_is_back_within_a_second_is_not_reported(
     assert list_warnings(caplog) == []
 
 
+def test_a_server_that_says_nothing_is_reported_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_connection, "_REPORT_SILENCE_AFTER_MS", 0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(TimedOut):
+            asyncio.run(ask(address, limit_ms=400))
+    (text,) = list_warnings(caplog)
+    assert text.startswith(f"{address} still has to ")
+    assert "waiting until the call's limit is over" in text
+
+
 class Stranger:
     """A server of another protocol, which says the same to everybody."""
 

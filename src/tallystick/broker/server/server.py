@@ -200,7 +200,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._pending.clear()
         for slot in slots:
             if slot.is_cancellable:
-                self._cancel(cast("asyncio.Future[ResponseBuffers]", slot.task))
+                # After its first step, without which what it was given would never be awaited.
+                self._server.loop.call_soon(cast("asyncio.Future[ResponseBuffers]", slot.task).cancel)
             else:
                 self._pending.append(slot)
         self._transport = CLOSED_TRANSPORT
@@ -428,12 +429,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._is_ending = True
         tasks = [slot.task for slot in self._pending if slot.task is not None]
         for task in tasks:
-            self._cancel(task)
+            self._server.loop.call_soon(task.cancel)  # as in `connection_lost`
         return tasks
-
-    def _cancel(self, task: "asyncio.Future[ResponseBuffers]") -> None:
-        """Cancel a task after its first step, without which what it was given would never be awaited."""
-        self._server.loop.call_soon(task.cancel)
 
     def drain(self) -> bool:
         """Accept no further request; return True when every answer has been handed to the kernel."""

@@ -24,6 +24,7 @@ _log = logging.getLogger("tallystick.client")
 
 # A broker that restarts is back before a person could read of it.
 _REPORT_AFTER_MS: Final = 1000
+_REPORT_SILENCE_AFTER_MS: Final = 1500
 
 
 class BrokerConnection:
@@ -137,6 +138,8 @@ class BrokerConnection:
                 uniform(),
             )
             await asyncio.sleep(wait_ms / 1000)
+        loop = asyncio.get_running_loop()
+        reporting = loop.call_later(_REPORT_SILENCE_AFTER_MS / 1000, self._report_silence)
         try:
             connection = await connect(
                 self.address,
@@ -154,6 +157,8 @@ class BrokerConnection:
             _log.exception("the attempt to connect to %s failed", self.address)
             self._fail_backlog(Unreachable(str(self.address), f"{type(exc).__name__}: {exc}"))
             return
+        finally:
+            reporting.cancel()
         if self._is_reported:
             _log.info("%s: connected", self.address)
         self._failure_count, self._is_reported = 0, False
@@ -175,6 +180,13 @@ class BrokerConnection:
         if not self._is_reported and now_ms - self._first_failed_ms >= _REPORT_AFTER_MS:
             self._is_reported = True
             _log.warning("%s: trying again until the call's limit is over", failure.what())
+
+    def _report_silence(self) -> None:
+        """Log what the broker has not done yet, unless it is known to be away."""
+        if not self._is_reported:
+            self._is_reported = True
+            step = self._connect_progress.step
+            _log.warning("%s still has to %s: waiting until the call's limit is over", self.address, step)
 
     def _fail_backlog(self, failure: Unreachable | AuthenticationFailed) -> None:
         self._failure_count += 1
