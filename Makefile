@@ -31,7 +31,7 @@ $(READY): pyproject.toml constraints.txt setup.py src/tallystick/_native.c
 	@$(PYTHON) tools/environment.py dev
 	@touch $@
 
-run: ## see it: payments while everything is killed, within a minute; then 336,776 flights through Spark
+run: ## see it: payments while everything is killed, within a minute; then flights through Spark
 	@$(HAS_PYTHON)
 	@$(PYTHON) tools/environment.py run
 

@@ -4,6 +4,9 @@ import tomllib
 
 import pytest
 from tools import environment
+from typer.testing import CliRunner
+
+from tallystick.cli.commands.demo import app
 
 PROJECT = tomllib.loads((environment.ROOT / "pyproject.toml").read_text())["project"]
 
@@ -35,3 +38,9 @@ def test_what_an_installer_does_is_told_in_its_last_whole_line(log: str, line: s
 
 def test_the_versions_are_those_that_the_tests_have_seen() -> None:
     assert environment.install_command(["x"])[-3:] == ["-c", "constraints.txt", "x"]
+
+
+def test_the_flights_can_be_shown_with_these_options() -> None:
+    """And `tallystick demo` shows the whole year on executors."""
+    result = CliRunner().invoke(app, [*environment.FLIGHTS_OPTIONS, "--quick"])
+    assert "without Spark" in result.output, "no option is unknown, and each differs from the default"
