@@ -19,6 +19,8 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 _COLUMNS: Final = ("first output", "first kill", "payments", "kill on Spark", "verdict", "longest silence")
 _VERDICT: Final = "every row, exactly once"
+# What reaches the network, and Java: nothing that an account has.
+_KEPT: Final = ("PATH", "LANG", "JAVA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "NO_PROXY")
 _SPARK: Final = "Now with Spark"
 
 
@@ -30,7 +32,7 @@ def run(python: str, *, cold: bool) -> tuple[int, dict[str, float]]:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         home = Path(folder, "home")
         home.mkdir()
-        environment = {name: os.environ[name] for name in ("PATH", "LANG", "JAVA_HOME") if name in os.environ}
+        environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
         if not cold:
             cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
             environment |= {"PIP_CACHE_DIR": str(cache / "pip"), "UV_CACHE_DIR": str(cache / "uv")}
