@@ -99,8 +99,8 @@ class DemoRun:
                 admin.create_topics(NewTopic(name=topic) for topic in topics).all()
                 flights.send_flights(bootstrap, data.input_rows)
                 self._say(f"{len(data.input_rows) - 1:,} flights are in the topic {flights.FLIGHTS}")
-                # A batch before each kill, and two that go on after the last.
-                self._rows_a_batch = len(data.input_rows) // (len(self._settings.crashes) + 2) + 1
+                # A batch before each kill, and one in which the last of them strikes.
+                self._rows_a_batch = len(data.input_rows) // (len(self._settings.crashes) + 1) + 1
                 self._run_to_end(admin)
                 open_count = len(self._list_open_transactions(admin))
             self._say("an independent reader compares what is committed with the input")
