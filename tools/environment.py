@@ -51,20 +51,17 @@ def has_pip_for_others() -> bool:
     return (major, minor) >= (22, 3)
 
 
-def install_command(requirements: Sequence[str], *, compiles: bool = True) -> list[str]:
-    """Return the command that installs these, at the versions that the tests have seen.
-
-    Without `compiles`, modules are compiled when they are imported: sooner where few are.
-    """
+def install_command(requirements: Sequence[str]) -> list[str]:
+    """Return the command that installs these, at the versions that the tests have seen."""
     words = ["-c", "constraints.txt", *requirements]
     if uv := shutil.which("uv"):
-        options = ["--compile-bytecode"] if compiles else []
-        return [uv, "pip", "install", "--python", str(PYTHON), *options, *words]
+        return [uv, "pip", "install", "--python", str(PYTHON), *words]
     pip = [sys.executable, "-m", "pip", "--python", str(PYTHON)]
     if not has_pip_for_others():
         pip = [str(PYTHON), "-m", "pip"]
-    options = ["--disable-pip-version-check", "--progress-bar", "off"]
-    return [*pip, "install", *options, "--compile" if compiles else "--no-compile", *words]
+    # Modules are compiled when they are imported, as with uv: to compile all of Spark's takes 20 s.
+    options = ["--no-compile", "--disable-pip-version-check", "--progress-bar", "off"]
+    return [*pip, "install", *options, *words]
 
 
 def list_requirements(extra: str) -> list[str]:
@@ -84,7 +81,7 @@ def install(what: str, requirements: Sequence[str]) -> None:
     """Install in the foreground, and name each package that comes."""
     print(f"Installing {what} into {VENV.name}:", end="", flush=True)
     started_at = time.monotonic()
-    command = install_command(requirements, compiles=False)
+    command = install_command(requirements)
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     lines: list[str] = []
