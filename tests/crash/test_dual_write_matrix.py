@@ -31,6 +31,7 @@ from tests.support.secure_broker_process import SECRET, SESSION_MS, SecureBroker
 from tests.support.servers import quick_place
 from tools.servers import apache_kafka
 
+from tallystick import Admin, Producer
 from tallystick.dualwrite import DualWriter
 from tallystick.lake.names import parse_table_url
 from tallystick.lake.opening import LakeLocation, open_table
@@ -38,8 +39,9 @@ from tallystick.lake.sweeping import look_for_orphans, remove_orphans
 from tallystick.testing import EmbeddedBroker, eventually
 
 KAFKA = "Apache Kafka"
+MAX_TIMEOUT_MS: Final = 30_000
 OURS = "tallystick"
-MODES = {"2pc": {}, "keep": {"tallystick.modes": "keep"}, "resume": {"tallystick.modes": "resume"}}
+MODES = {"2pc": {}, **{modes: {"tallystick.modes": modes} for modes in ("2pc,resume", "keep", "resume")}}
 # After each of these something else is left to find out.
 DECISIVE = (
     "flush",
@@ -76,13 +78,23 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apache_kafka.ApacheKafka]:
+@pytest.fixture(scope="module", params=[1, 3], ids=["one-node", "three-nodes"])
+def kafka(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[apache_kafka.ApacheKafka]:
     if (lack := apache_kafka.find_missing()) is not None:
         pytest.skip(lack)
-    settings = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
-    with apache_kafka.ApacheKafka(directory=tmp_path_factory.mktemp("kafka"), settings=settings) as node:
-        yield node
+    settings = {
+        "transaction.state.log.num.partitions": "1",
+        "offsets.topic.num.partitions": "1",
+        "unstable.api.versions.enable": "true",
+        "transaction.two.phase.commit.enable": "true",
+        "transaction.max.timeout.ms": str(MAX_TIMEOUT_MS),
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+    }
+    directory = tmp_path_factory.mktemp("kafka")
+    with apache_kafka.ApacheKafka(directory=directory, nodes=request.param, settings=settings) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +198,7 @@ class Cell:
     def __post_init__(self) -> None:
         self.topic = f"paid-{next(_serial)}"
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        admin.create_topics([NewTopic(self.topic, 1, 1)])[self.topic].result(30)
+        admin.create_topics([NewTopic(self.topic, 1)])[self.topic].result(30)
         self.shown = Shown(self.bootstrap, self.topic)
         self.config = {
             "bootstrap.servers": self.bootstrap,
@@ -371,6 +383,46 @@ def test_a_dual_write_outlives_its_login(secure_broker: SecureBroker, folder: Pa
 
 @pytest.mark.kafka
 @long_form
+@pytest.mark.parametrize("mode", ["2pc,resume", "resume"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_step_on_apache_kafka(kafka: apache_kafka.ApacheKafka, lives: Lives, place: Place) -> None:
-    check(Cell(place, KAFKA, "resume", kafka.bootstrap, lives), every_step=True)
+def test_every_step_on_apache_kafka(
+    kafka: apache_kafka.ApacheKafka, lives: Lives, place: Place, mode: str
+) -> None:
+    check(Cell(place, KAFKA, mode, kafka.bootstrap, lives), every_step=True)
+
+
+@pytest.mark.kafka
+@pytest.mark.gate(0)
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_an_outage_may_be_longer_than_any_timeout(
+    kafka: apache_kafka.ApacheKafka, lives: Lives, place: Place
+) -> None:
+    """Apache Kafka grants Enable2Pc without KeepPreparedTxn; `resume` recovers what the database decided.
+
+    KIP-939: "the transaction coordinator would never abort" it. A transaction without Enable2Pc, begun before
+    it, is the clock: the cluster has aborted that one by its timeout.
+    """
+    cell = Cell(place, KAFKA, "2pc,resume", kafka.bootstrap, lives)
+    cell.settle(cell.pay(Strike()), Strike(), "")
+    clock = f"clock-of-{cell.topic}"
+    config = {"bootstrap.servers": kafka.bootstrap, "transactional.id": clock, "tallystick.modes": "resume"}
+    with Producer({**config, "transaction.timeout.ms": MAX_TIMEOUT_MS}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(f"other-than-{cell.topic}", b"")
+        producer.prepare_transaction()
+        dead = cell.pay(Strike("commit database", after=True))
+        for node in kafka.brokers:
+            node.kill()
+        kafka.start()
+        with Admin({"bootstrap.servers": kafka.bootstrap}) as admin:
+
+            def find_state(name: str) -> str:
+                return admin.describe_transactions([name]).all()[name].state
+
+            assert eventually(lambda: find_state(clock) == "CompleteAbort", 2 * MAX_TIMEOUT_MS / 1000)
+            assert find_state(cell.topic) == "Ongoing"
+        producer.close(abort=False)
+    cell.settle(dead, Strike(), "")
+    assert cell.shown.read() == rows(place) == cell.expected == [1, 2]
+    cell.shown.close()

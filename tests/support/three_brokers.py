@@ -27,6 +27,8 @@ SETTINGS: Final = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
+    "unstable.api.versions.enable": "true",
+    "transaction.two.phase.commit.enable": "true",
     "num.io.threads": "2",
     "num.network.threads": "2",
 }

@@ -24,7 +24,7 @@ from typing import Final, Self
 from tools.servers.broker_process import BrokerProcess, find_free_port
 from tools.servers.maven import Jars, Unavailable
 
-VERSION: Final = "4.3.1"
+VERSION: Final = os.environ.get("TALLYSTICK_APACHE_KAFKA", "4.3.1")
 JARS: Final = Jars(
     name="apache-kafka",
     version=VERSION,

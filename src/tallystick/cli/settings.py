@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
+import click
 import typer
 
 from tallystick.client.settings.config import MODES
-from tallystick.client.transactions.modes import Mode
 
 _DIGITS_MAX: Final = 18
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -68,21 +68,23 @@ StorageOption = Annotated[
 ]
 
 ModeOption = Annotated[
-    list[Mode] | None,
+    list[str] | None,
     typer.Option(
         "--mode",
+        click_type=click.Choice(MODES),
         help="What a prepared transaction may rest on, repeatable; 2pc unless given or set. keep and resume "
         "promise less: the cluster aborts it after transaction.timeout.ms.",
     ),
 ]
 
 
-def add_modes(config: Mapping[str, object], modes: Sequence[Mode], prepares: bool) -> dict[str, object]:
+def add_modes(config: Mapping[str, object], modes: Sequence[str], prepares: bool) -> dict[str, object]:
     """Add the chosen modes to the producer's settings; without any, a prepared transaction uses 2pc."""
     if modes:
-        names = [name for name in MODES if Mode(name) in modes]
-        two_phase = {"transaction.two.phase.commit.enable": "true" if "2pc" in names else "false"}
-        return {**config, **two_phase, "tallystick.modes": ",".join(names)}
+        others = {
+            name: text for name, text in config.items() if name != "transaction.two.phase.commit.enable"
+        }
+        return {**others, "tallystick.modes": ",".join(name for name in MODES if name in modes)}
     if prepares and not config.keys() & {"tallystick.modes", "transaction.two.phase.commit.enable"}:
         return {**config, "transaction.two.phase.commit.enable": "true"}
     return dict(config)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tallystick.client.net.metadata import is_topic_name
-from tallystick.client.transactions.modes import Mode
+from tallystick.client.settings.config import MODES
 from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.clients import list_problems
 from tallystick.pipeline.definition import (
@@ -119,7 +119,7 @@ def _check_top_level(top: TomlTable, definition: Definition) -> None:
         )
     elif definition.trigger is not None and not _INTERVAL_PATTERN.search(definition.trigger):
         top.report("trigger", f"{definition.trigger!r} is no interval of Spark's, like '5 seconds'")
-    modes = [mode.value for mode in Mode]
+    modes = list(MODES)
     for mode in definition.modes:
         if mode not in modes:
             top.report("modes", f"{mode!r} is not one of {', '.join(modes)}")

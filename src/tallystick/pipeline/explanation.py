@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from tallystick.client.transactions.modes import Mode, NoPossibleMode
+from tallystick.client.transactions.modes import Mode, NoPossibleMode, list_modes
 from tallystick.pipeline.definition import (
     Definition,
     OnMalformed,
@@ -35,7 +35,7 @@ def explain(definition: Definition, in_force: Mode | NoPossibleMode | None) -> l
     Args:
         in_force: mode that the cluster offers among those requested; None if it was not queried.
     """
-    modes = [Mode(name) for name in definition.modes]
+    modes = list_modes(definition.modes)
     foreseen = [in_force] if isinstance(in_force, Mode) else modes
     return [
         (f"Pipeline {definition.name}", list(_cluster_lines(definition))),

@@ -1,11 +1,11 @@
 """Probe for the requested modes that a cluster supports, before anything is started."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tallystick.client.blocking.thread import engine_thread
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.settings.config import ProducerConfig
-from tallystick.client.transactions.modes import Mode, NoPossibleMode, choose_mode
+from tallystick.client.transactions.modes import Mode, NoPossibleMode, choose_mode, list_modes
 from tallystick.client.transactions.request_sender import TxnRequestSender
 from tallystick.pipeline.clients import settings_of_role
 from tallystick.pipeline.definition import Definition
@@ -19,14 +19,14 @@ def probe_mode(definition: Definition) -> Mode | NoPossibleMode:
 
     Raises: client errors if the cluster does not answer.
     """
-    modes = [Mode(name) for name in definition.modes]
+    modes = list_modes(definition.modes)
     if definition.kafka is None:
         return modes[0]
     return _probe_cluster(definition, definition.kafka, modes)
 
 
 def _probe_cluster(
-    definition: Definition, kafka: Mapping[str, str], modes: list[Mode]
+    definition: Definition, kafka: Mapping[str, str], modes: Sequence[Mode]
 ) -> Mode | NoPossibleMode:
     engine = engine_thread()
     config = ProducerConfig.parse({**settings_of_role("producer", kafka), "max.block.ms": _PROBE_TIMEOUT_MS})

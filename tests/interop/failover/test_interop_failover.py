@@ -21,6 +21,7 @@ from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.settings.config import ProducerConfig
 from tallystick.client.transactions.engine import Completion, TransactionManager
+from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.messages.data.produce import ProduceRequest
@@ -53,6 +54,7 @@ PHASES: Final[dict[str, type]] = {
 # Dead before the request leaves; so many milliseconds after it left; dead before the next one.
 MOMENTS: Final = ("before", 0, 5, "answered")
 CASES = list(product(ROLES, PHASES)) if LONG else [("transaction coordinator", "complete")]
+MODES: Final = {"resume": Mode.RESUME, "2pc,resume": Mode.TWO_PHASE_RESUME}
 
 
 @dataclass
@@ -101,11 +103,11 @@ class OneClient:
 
 
 @asynccontextmanager
-async def client(three: ThreeBrokers, name: str) -> AsyncIterator[OneClient]:
+async def client(three: ThreeBrokers, name: str, modes: str) -> AsyncIterator[OneClient]:
     config = {
         "bootstrap.servers": three.bootstrap,
         "transactional.id": name,
-        "tallystick.modes": "resume",
+        "tallystick.modes": modes,
         "transaction.timeout.ms": 300_000,
         "linger.ms": 60_000,
     }
@@ -127,6 +129,7 @@ class Story:
 
     three: ThreeBrokers
     topic: str
+    modes: str
     token: PreparedTxnState = field(default_factory=PreparedTxnState)
     values: list[str] = field(default_factory=list)
 
@@ -176,23 +179,24 @@ class Story:
 
 
 async def while_writing(story: Story, role: Role, phase: str, moment: str | int) -> Strike:
-    async with client(story.three, story.topic) as one:
+    async with client(story.three, story.topic, story.modes) as one:
         await one.txn.init()
         await story.write(one, "before")
         strike = await story.arm(one, role, phase, moment)
         await story.write(one, "struck", flush_first=phase == "send")
         await story.write(one, "after")
+        assert one.txn.mode is MODES[story.modes]
     return strike
 
 
 async def while_recovering(story: Story, role: Role, phase: str, moment: str | int) -> Strike:
-    async with client(story.three, story.topic) as one:
+    async with client(story.three, story.topic, story.modes) as one:
         await one.txn.init()
         await story.write(one, "before")
         token = await story.prepare(one, "in doubt")
         if phase != "recovery aborts":
             story.decide(token, "in doubt")
-    async with client(story.three, story.topic) as two:
+    async with client(story.three, story.topic, story.modes) as two:
         strike = await story.arm(two, role, phase, moment)
         await two.txn.init(keep_prepared_txn=True)
         done = await two.txn.complete(story.token)
@@ -202,16 +206,17 @@ async def while_recovering(story: Story, role: Role, phase: str, moment: str | i
 
 
 @pytest.mark.parametrize("moment", MOMENTS if LONG else ("answered",))
+@pytest.mark.parametrize("modes", MODES)
 @pytest.mark.parametrize(("role", "phase"), CASES)
 def test_a_broker_is_killed_around_a_request(
-    three: ThreeBrokers, role: Role, phase: str, moment: str | int
+    three: ThreeBrokers, role: Role, phase: str, modes: str, moment: str | int
 ) -> None:
     """[CLI-46] Both systems agree, whoever fell, and no transaction had to be given up for it."""
-    story = Story(three, three.topic("failover", PARTITIONS))
+    story = Story(three, three.topic("failover", PARTITIONS), modes)
     part = while_recovering if phase.startswith("recovery") else while_writing
     strike = asyncio.run(part(story, role, phase, moment))
     assert strike.struck
     assert [broker for broker in three.kafka.brokers if not broker.is_running], "nobody was killed"
-    story.check((role, phase, moment, "while it is down"))
+    story.check((role, phase, modes, moment, "while it is down"))
     three.bring_back()
-    story.check((role, phase, moment, "when it is back"))
+    story.check((role, phase, modes, moment, "when it is back"))

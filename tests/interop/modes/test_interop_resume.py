@@ -17,6 +17,7 @@ from tallystick.client.errors import BrokerRefused, DecisionExpired, IllegalStat
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.protocol.messages.cluster.update_features import (
     FeatureUpdateKey,
@@ -137,6 +138,40 @@ def test_a_broker_that_offers_v6_and_refuses_keep(unstable: Kafka) -> None:
     assert unstable.holds(topic, ["a", "b"])
 
 
+TWO_PHASE_RESUME = {"tallystick.modes": "2pc,resume", "transaction.timeout.ms": "1000"}
+
+
+def test_two_phase_commit_that_is_recovered_by_description(unstable: Kafka) -> None:
+    """[CLI-40] Enable2Pc without KeepPreparedTxn: it outlives every timeout, and both must be listed.
+
+    KIP-939: "an application that uses the 2PC protocol ... would never be timed out".
+    """
+    topic, plain, other = unstable.topic("both"), unstable.topic("plain"), OtherSystem()
+
+    async def prepare(topic: str, config: dict[str, str]) -> PreparedTxnState:
+        async with producer(unstable.bootstrap_servers, topic, config) as one:
+            await one.txn.init()
+            await one.txn.begin()
+            await one.send(topic, "a")
+            return await one.txn.prepare()
+
+    other.token, other.values = asyncio.run(prepare(topic, TWO_PHASE_RESUME)), ["a"]
+    asyncio.run(prepare(plain, {**RESUME, "transaction.timeout.ms": "1000"}))
+    assert eventually(lambda: unstable.state(plain).transaction_state == "CompleteAbort")
+    described = unstable.state(topic)
+    assert (described.transaction_state, described.transaction_timeout_ms) == ("Ongoing", INT32_MAX)
+
+    async def run() -> None:
+        async with producer(unstable.bootstrap_servers, topic, TWO_PHASE_RESUME) as two:
+            assert await recover(two, other) is Completion.COMMITTED
+            assert two.txn.mode is Mode.TWO_PHASE_RESUME
+            await dual_write(two, topic, other, "b")
+            assert two.txn.mode is Mode.TWO_PHASE_RESUME
+
+    asyncio.run(run())
+    assert unstable.holds(topic, ["a", "b"])
+
+
 # ---- recovery
 
 
@@ -157,12 +192,22 @@ async def story(kafka: Kafka, first: FaultPlan, second: FaultPlan, config: dict[
     assert await asyncio.to_thread(kafka.holds, topic, other.values), (first, second)
 
 
+@pytest.fixture(params=["resume", "2pc,resume"])
+def described(request: pytest.FixtureRequest) -> tuple[Kafka, dict[str, object]]:
+    """A cluster, and settings with which its transactions are recovered by description."""
+    node = "kafka" if request.param == "resume" else "unstable"
+    return request.getfixturevalue(node), {"tallystick.modes": request.param}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("answered", [False, True])
-def test_both_systems_agree_after_a_crash_at_any_request(kafka: Kafka, answered: bool) -> None:
+def test_both_systems_agree_after_a_crash_at_any_request(
+    described: tuple[Kafka, dict[str, object]], answered: bool
+) -> None:
+    kafka, config = described
     for at in range(REQUESTS_MAX):
         first = FaultPlan(at, answered)
-        asyncio.run(story(kafka, first, FaultPlan(), dict(RESUME)))
+        asyncio.run(story(kafka, first, FaultPlan(), config))
         if first.seen <= at:
             break
     assert 6 < at < REQUESTS_MAX - 1
@@ -170,11 +215,14 @@ def test_both_systems_agree_after_a_crash_at_any_request(kafka: Kafka, answered:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answered", [False, True])
-def test_recovery_may_crash_at_any_request_too(kafka: Kafka, answered: bool) -> None:
+def test_recovery_may_crash_at_any_request_too(
+    described: tuple[Kafka, dict[str, object]], answered: bool
+) -> None:
+    kafka, config = described
     for at in range(REQUESTS_MAX):
         prepared = FaultPlan(1, False, concerns=lambda request: isinstance(request, EndTxnRequest))
         second = FaultPlan(at, answered)
-        asyncio.run(story(kafka, prepared, second, dict(RESUME)))
+        asyncio.run(story(kafka, prepared, second, config))
         if second.seen <= at:
             break
     assert 1 < at < REQUESTS_MAX - 1

@@ -19,6 +19,7 @@ from tallystick.client.transactions.modes import (
     TxnToResolve,
     choose_mode,
     classify_outcome,
+    list_modes,
 )
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.limits import EPOCH_MAX
@@ -48,13 +49,23 @@ def own(epoch: int, version: int = 2) -> TxnToResolve:
 
 
 def test_the_modes_have_the_names_and_the_order_of_the_setting() -> None:
-    assert tuple(mode.value for mode in Mode) == MODES
+    assert tuple(mode.value for mode in Mode if mode is not Mode.TWO_PHASE_RESUME) == MODES
+
+
+def test_two_phase_commit_recovered_by_description_needs_both_in_the_list() -> None:
+    """[CLI-40] It is never chosen unless both are listed."""
+    for bits in product((False, True), repeat=3):
+        names = [name for name, is_listed in zip(MODES, bits, strict=True) if is_listed]
+        modes = list_modes(names)
+        assert [mode.value for mode in modes if mode is not Mode.TWO_PHASE_RESUME] == names
+        assert (Mode.TWO_PHASE_RESUME in modes) == ({"2pc", "resume"} <= set(names))
+        assert list(modes) == [mode for mode in Mode if mode in modes], "strongest first"
 
 
 def test_a_mode_is_used_only_when_it_is_listed_and_possible() -> None:
     """[CLI-40] Every list, offer and refusal: never a mode that is not listed, the strongest that is left."""
     lists = [
-        tuple(m for m, wanted in zip(ALL, bits, strict=True) if wanted) for bits in product((0, 1), repeat=3)
+        tuple(m for m, wanted in zip(ALL, bits, strict=True) if wanted) for bits in product((0, 1), repeat=4)
     ]
     offers = [
         ClusterCapabilities(init_version=i, transaction_version=t, can_describe=d)
@@ -63,9 +74,17 @@ def test_a_mode_is_used_only_when_it_is_listed_and_possible() -> None:
     refusals = [(), *[(one,) for one in MODE_REFUSALS], tuple(MODE_REFUSALS)]
     for listed, offer, refused in product(lists, offers, refusals):
         chosen = choose_mode(listed, offer, refused)
-        kept = offer.init_version == 6 and offer.transaction_version == 2
+        has_kip_939 = offer.init_version == 6 and offer.transaction_version == 2
+        possible = {
+            Mode.TWO_PHASE: has_kip_939,
+            Mode.TWO_PHASE_RESUME: has_kip_939 and offer.can_describe,
+            Mode.KEEP: has_kip_939,
+            Mode.RESUME: offer.can_describe,
+        }
         out = {mode for mode, _ in refused}
-        left = [m for m in listed if m not in out and (kept if m is not Mode.RESUME else offer.can_describe)]
+        if (Mode.TWO_PHASE, 53) in refused:  # it was Enable2Pc that was refused
+            out.add(Mode.TWO_PHASE_RESUME)
+        left = [mode for mode in listed if mode not in out and possible[mode]]
         if left:
             assert chosen is left[0]
         else:
@@ -87,7 +106,9 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_only_the_strongest_mode_promises_everything() -> None:
-    assert [bool(mode.not_promised) for mode in ALL] == [False, True, True]
+    assert [bool(mode.not_promised) for mode in ALL] == [False, True, True, True]
+    assert [mode.never_expires for mode in ALL] == [True, True, False, False]
+    assert [mode.recovers_by_description for mode in ALL] == [False, True, False, True]
 
 
 # ---- findings

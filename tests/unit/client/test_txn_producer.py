@@ -69,7 +69,7 @@ def kept() -> TxnProducerState:
 
 
 def unclaimed() -> TxnProducerState:
-    return after(TxnProducerState(), TxnCall.INIT).apply_description(None, version=2)
+    return after(TxnProducerState(), TxnCall.INIT).apply_description(None, version=2, mode=Mode.RESUME)
 
 
 WAYS = {
@@ -313,7 +313,9 @@ def test_resume_under_version_1_moves_the_epoch_by_hand() -> None:
 
 
 def test_resume_claims_the_id_after_a_recovered_transaction() -> None:
-    found = after(TxnProducerState(), TxnCall.INIT).apply_description(pair(42, 7), version=2)
+    found = after(TxnProducerState(), TxnCall.INIT).apply_description(
+        pair(42, 7), version=2, mode=Mode.RESUME
+    )
     assert found.state is S.PREPARED
     deciding = must(found.complete(PreparedTxnState("42:7")))
     assert deciding.due_end_txn == DueEndTxn(client=pair(42, 7), decision=TxnDecision.COMMIT, version=2)

@@ -179,7 +179,7 @@ def explain_obstacle(mode: Mode, facts: DoctorFacts) -> str:
     if facts.capabilities is None:
         return ""
     lack = find_missing_capability(mode, facts.capabilities)
-    if lack is not None or mode is not Mode.TWO_PHASE:
+    if lack is not None or not mode.never_expires:
         return lack or ""
     if _is_switched_off(facts):
         return f"the broker's setting {TWO_PHASE_SWITCH}=true"
@@ -196,7 +196,7 @@ def _check_mode(question: Question) -> Iterator[DoctorRow]:
     obstacles = {mode: explain_obstacle(mode, facts) for mode in Mode}
     possible = next((mode for mode in Mode if not obstacles[mode]), None)
     why_not = "; ".join(f"{mode.value} needs {lack}" for mode, lack in obstacles.items() if lack)
-    mode_names = ",".join(mode.value for mode in facts.plan.modes)
+    mode_names = ",".join(mode.value for mode in facts.plan.modes if mode is not Mode.TWO_PHASE_RESUME)
     if possible is None:
         yield DoctorRow(
             area="transactions",
@@ -207,7 +207,7 @@ def _check_mode(question: Question) -> Iterator[DoctorRow]:
         )
         return
     is_proven = any(AclOperation.TWO_PHASE_COMMIT in rights.allowed for rights in facts.rights.values())
-    unproven = ", with the right TwoPhaseCommit" if possible is Mode.TWO_PHASE and not is_proven else ""
+    unproven = ", with the right TwoPhaseCommit" if possible.never_expires and not is_proven else ""
     usable = any(not obstacles[mode] for mode in facts.plan.modes)
     yield DoctorRow(
         area="transactions",
@@ -216,10 +216,10 @@ def _check_mode(question: Question) -> Iterator[DoctorRow]:
         detail=f"{possible.value}{': ' if why_not else ''}{why_not}{unproven}",
         action=""
         if usable
-        else f"tallystick.modes={mode_names} is not possible here: list {possible.value} as well, or get "
-        "what is missing",
+        else f"tallystick.modes={mode_names} is not possible here: list {_as_listed(possible)} as well, or "
+        "get what is missing",
     )
-    if possible is Mode.TWO_PHASE and TWO_PHASE_SWITCH not in facts.settings:
+    if possible.never_expires and TWO_PHASE_SWITCH not in facts.settings:
         yield DoctorRow(
             area="transactions",
             check=TWO_PHASE_SWITCH,
@@ -227,6 +227,11 @@ def _check_mode(question: Question) -> Iterator[DoctorRow]:
             detail=facts.settings_failure or "the broker does not tell it",
             action=_build_settings_grant(question),
         )
+
+
+def _as_listed(mode: Mode) -> str:
+    """Return what to list for a mode: `2pc+resume` comes from two."""
+    return mode.value.replace("+", ",")
 
 
 def _check_timeout(question: Question) -> Iterator[DoctorRow]:
@@ -254,10 +259,10 @@ def _check_timeout(question: Question) -> Iterator[DoctorRow]:
             action=f"lower transaction.timeout.ms, or raise {MAX_TIMEOUT}",
         )
         return
-    endless = not explain_obstacle(Mode.TWO_PHASE, facts) and Mode.TWO_PHASE in facts.plan.modes
+    usable = next((mode for mode in facts.plan.modes if not explain_obstacle(mode, facts)), None)
     detail = (
-        "of any length: a prepared transaction of 2pc never expires"
-        if endless
+        f"of any length: a prepared transaction of {usable.value} never expires"
+        if usable is not None and usable.never_expires
         else f"{format_duration(ours)} at most (transaction.timeout.ms); {format_duration(limit_ms)} is the "
         "broker's limit"
     )
@@ -330,7 +335,7 @@ def _assess_operation(
         if operation is AclOperation.TWO_PHASE_COMMIT and _is_switched_off(question.facts):
             return Status.UNKNOWN, f"not known: the broker's setting {TWO_PHASE_SWITCH} is false", ""
         is_optional = operation is AclOperation.TWO_PHASE_COMMIT and any(
-            mode is not Mode.TWO_PHASE for mode in question.facts.plan.modes
+            not mode.never_expires for mode in question.facts.plan.modes
         )
         command = build_grant(question, resource, _list_missing(question, resource))
         is_sure = (
@@ -379,7 +384,7 @@ def format_operation(operation: AclOperation) -> str:
 
 def _offers_two_phase(facts: DoctorFacts) -> bool:
     offer = facts.capabilities
-    return offer is not None and find_missing_capability(Mode.TWO_PHASE, offer) is None
+    return offer is not None and find_missing_capability(Mode.TWO_PHASE_RESUME, offer) is None
 
 
 def _is_switched_off(facts: DoctorFacts) -> bool:

@@ -87,6 +87,7 @@ class Doctor:
         self._config, self._plan = config, plan
         self._login = describe_login(config.security)
         self._cluster = Cluster(config)
+        self._refuses_keep = False
 
     async def gather(self, subjects: Sequence[Resource]) -> DoctorFacts:
         """Return the facts about the cluster and the subjects, as far as it answers."""
@@ -112,6 +113,7 @@ class Doctor:
                 init_version=versions.find_latest_usable(ApiKey.INIT_PRODUCER_ID) or 0,
                 transaction_version=levels.get("transaction.version", 0),
                 can_describe=versions.find_latest_usable(ApiKey.DESCRIBE_TRANSACTIONS) is not None,
+                refuses_keep=self._refuses_keep,
             ),
             settings=settings,
             settings_failure=settings_failure,
@@ -270,6 +272,7 @@ class Doctor:
             keep_prepared_txn=True,  # should a broker carry it out after all, it aborts nothing
         )
         answer = await self._cluster.send(node_id, request, InitProducerIdResponse, version=KEEP_API_VERSION)
+        self._refuses_keep |= answer.error_code == ErrorCode.UNSUPPORTED_VERSION
         return _check_refusal("InitProducerId", name, answer.error_code)
 
 

@@ -114,8 +114,9 @@ def _check_mode(question: ProductionQuestion) -> Judgement:
         return Status.UNKNOWN, ""
     facts = question.cluster.facts
     obstacle = explain_obstacle(Mode.TWO_PHASE, facts)
-    if Mode.TWO_PHASE in facts.plan.modes and not obstacle:
-        return Status.OK, "2pc: an outage may last"
+    for mode in facts.plan.modes:
+        if mode.never_expires and not explain_obstacle(mode, facts):
+            return Status.OK, f"{mode.value}: an outage may last"
     limit = format_duration(facts.plan.transaction_timeout_ms)
     return Status.LOOK, f"not 2pc ({obstacle or 'not planned'}): outages of up to {limit} are survived"
 

@@ -29,11 +29,11 @@ from tallystick.admin.errors import NotSafe
 from tallystick.admin.model import AbortCause, TransactionDescription
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.errors import IdExpired
+from tallystick.client.settings.config import MODES
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import (
     ACTION_BY_FINDING,
     DescriptionTime,
-    Mode,
     TxnDecision,
     TxnDescription,
     TxnRecoveryAction,
@@ -135,15 +135,15 @@ def find_modes(config: Mapping[str, object], *, never_expires: bool) -> Mapping[
     """Return a producer's settings with the modes that fit the transaction to end, unless they name some.
 
     One that the cluster aborts by its timeout anyway loses nothing by a weaker mode, and the producer takes
-    the strongest that the cluster offers. One that never expires is ended under two-phase commit alone.
+    the strongest that the cluster offers. One that never expires may be recovered by its description, too:
+    Apache Kafka grants Enable2Pc without KeepPreparedTxn.
 
     Args:
         never_expires: it was begun under two-phase commit (KIP-939 "Client Configuration Changes").
     """
     if config.keys() & MODE_SETTINGS:
         return config
-    modes = {} if never_expires else {"tallystick.modes": ",".join(each.value for each in Mode)}
-    return {**config, "transaction.two.phase.commit.enable": "true", **modes}
+    return {**config, "tallystick.modes": "2pc,resume" if never_expires else ",".join(MODES)}
 
 
 def complete_by_plan(config: Mapping[str, object], decision: CompletionPlan) -> Completion:

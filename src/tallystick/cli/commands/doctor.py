@@ -30,7 +30,7 @@ from tallystick.cli.tables import OutputFormat, print_rows
 from tallystick.cli.terminal_text import make_printable
 from tallystick.client.net.metadata import is_topic_name
 from tallystick.client.settings.config import AdminConfig
-from tallystick.client.transactions.modes import Mode
+from tallystick.client.transactions.modes import Mode, list_modes
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
 from tallystick.protocol.acls import AclResource
@@ -149,7 +149,7 @@ def _read_plan(config: dict[str, object]) -> ClientPlan:
     modes = str(config.pop("tallystick.modes", Mode.TWO_PHASE.value))
     timeout = str(config.get("transaction.timeout.ms", config.get("transaction_timeout_ms", 60_000)))
     try:
-        mode_list = tuple(Mode(name.strip()) for name in modes.split(","))
+        mode_list = list_modes(name.strip() for name in modes.split(","))
     except ValueError:
         raise BadConfig(f"tallystick.modes: {modes}: is not 2pc, keep or resume") from None
     if not (timeout.isascii() and timeout.isdecimal()):

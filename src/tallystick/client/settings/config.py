@@ -296,7 +296,6 @@ class ProducerConfig:
                 yield f"retries: 0, and {who} needs at least 1"
 
     def _find_transaction_problems(self) -> Iterator[str]:
-        two_phase = self.transaction_two_phase_commit_enable
         if "transaction.timeout.ms" in self.explicit_names and self.modes == ("2pc",):
             # KIP-939 "Client Configuration Changes". If a weaker mode is listed too, the timeout is for that.
             yield (
@@ -311,11 +310,14 @@ class ProducerConfig:
         modes = self.tallystick_modes
         if list(modes) != [mode for mode in MODES if mode in modes]:
             yield f"tallystick.modes: {','.join(modes)}: each once, strongest first: {', '.join(MODES)}"
-        elif modes and two_phase != ("2pc" in modes):
-            yield (
-                f"tallystick.modes: {','.join(modes)}, and transaction.two.phase.commit.enable is "
-                f"{'true' if two_phase else 'false'}: `2pc` and that setting go together"
-            )
+        elif modes and "transaction.two.phase.commit.enable" in self.explicit_names:
+            two_phase = self.transaction_two_phase_commit_enable
+            if two_phase != ("2pc" in modes):
+                yield (
+                    f"tallystick.modes: {','.join(modes)}, and transaction.two.phase.commit.enable is "
+                    f"{'true' if two_phase else 'false'}: `2pc` and that setting go together; without it, "
+                    "the modes count"
+                )
 
     @property
     def allows_idempotence(self) -> bool:

@@ -151,8 +151,8 @@ class TransactionManager:
                     client, kept_identity=answer.kept_identity, version=version, mode=mode, keep=keep
                 )
                 self._earlier = answer.earlier
-            case DescribedTxnId(writer=writer, version=version):
-                self._holder.current = self.machine.apply_description(writer, version=version)
+            case DescribedTxnId(mode=mode, writer=writer, version=version):
+                self._holder.current = self.machine.apply_description(writer, version=version, mode=mode)
         self._flow.restart_sequences()
         mode = self.machine.mode
         if mode is not None and mode.not_promised:
@@ -253,11 +253,14 @@ class TransactionManager:
         """Find out how the transaction named `token` ended; this client knows of none that is open."""
         earlier = self._earlier
         if self.machine.state is State.UNCLAIMED and self.machine.client is None:
-            # Mode `resume` has not fenced the earlier client, so describe now, after the token was stored.
+            # The id was only described, and no client is fenced: describe again, after the token was stored.
             now = await self._requests.describe()
             if now is not None and now.state == "Ongoing":
                 self._holder.apply_call(TxnCall.CLAIM)
-                open_txn = self.machine.apply_description(now.identity, version=self.machine.version)
+                mode = require(self.machine.mode, "a mode, because the id was described")
+                open_txn = self.machine.apply_description(
+                    now.identity, version=self.machine.version, mode=mode
+                )
                 self._holder.current = open_txn
                 return await self._end_decided(require_legal(open_txn.complete(token)))
             earlier = EarlierDescription(now)

@@ -17,6 +17,7 @@ from tallystick.client.transactions.modes import (
     Mode,
     TxnDescription,
     choose_mode,
+    list_modes,
 )
 from tallystick.client.transactions.request_sender import TxnRequestSender
 from tallystick.client.transactions.requests import INIT_EPOCH_BUMP_VERSION
@@ -51,11 +52,13 @@ class InitializedTxnId(Value, kw_only=True):
 
 
 class DescribedTxnId(Value, kw_only=True):
-    """The transactional id was only described, in mode `resume`: an earlier client is not fenced yet.
+    """The transactional id was only described: an earlier client is not fenced yet.
 
+    mode    what can be told of it before InitProducerId
     writer  producer id and epoch of the transaction in doubt, if any
     """
 
+    mode: Mode
     writer: ProducerIdAndEpoch | None
     version: int
 
@@ -64,7 +67,7 @@ class TxnInitializer:
     """Initialises one transactional id, in the strongest listed mode that is possible [CLI-40]."""
 
     def __init__(self, config: ProducerConfig, requests: TxnRequestSender) -> None:
-        self._modes = tuple(Mode(name) for name in config.modes)
+        self._modes = list_modes(config.modes)
         self._timeout_ms = config.transaction_timeout_ms
         self._requests = requests
 
@@ -84,19 +87,24 @@ class TxnInitializer:
                 raise InvalidTxnState("init_transactions(True): no mode to keep a transaction is configured")
             return await self._init_without_keep(None, offer, former)
         refusals: list[tuple[Mode, BrokerRefused]] = []
-        while (mode := self._choose_mode(offer, refusals)) is not Mode.RESUME:
+        while True:
+            mode = self._choose_mode(offer, refusals)
             try:
-                return await self._init_with_keep(mode, offer, former, keep=keep)
+                if not mode.recovers_by_description:
+                    return await self._init_with_keep(mode, offer, former, keep=keep)
+                if keep:
+                    return await self._describe(mode, offer)
+                return await self._init_without_keep(mode, offer, former)
             except BrokerRefused as exc:
                 if exc.api != "InitProducerId" or (mode, exc.code) not in MODE_REFUSALS:
                     raise
                 _log.info("%s: mode %s was refused: %s", self._transactional_id, mode.value, exc.what())
                 refusals.append((mode, exc))
-        if not keep:
-            return await self._init_without_keep(mode, offer, former)
+
+    async def _describe(self, mode: Mode, offer: ClusterCapabilities) -> DescribedTxnId:
         description = await self._requests.describe()
         writer = description.identity if description is not None and description.state == "Ongoing" else None
-        return DescribedTxnId(writer=writer, version=offer.transaction_version)
+        return DescribedTxnId(mode=mode, writer=writer, version=offer.transaction_version)
 
     @property
     def _transactional_id(self) -> str:
@@ -121,7 +129,8 @@ class TxnInitializer:
         by_hand = mode is Mode.RESUME and offer.transaction_version < EPOCH_BUMP_VERSION
         if (former is not None or by_hand) and offer.init_version < INIT_EPOCH_BUMP_VERSION:
             raise NotSupported("another epoch for the same producer id", "InitProducerId version 3 (KIP-360)")
-        client, _ = await self._requests.init_producer_id(self._build_request(former))
+        request = replace(self._build_request(former), enable_2pc=mode is Mode.TWO_PHASE_RESUME)
+        client, _ = await self._requests.init_producer_id(request)
         if by_hand:
             # A transaction that times out ends one epoch above its own. Under version 1 other ends do not
             # move the epoch, so the next transaction skips that one.

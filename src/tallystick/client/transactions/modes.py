@@ -4,11 +4,15 @@ The modes say how far a cluster lets a prepared transaction survive its client; 
 cluster is judged by what it offers (API versions, finalized features) and by its answers, never by its
 release; and a weaker mode is used only where the user has listed it [CLI-40].
 
-| mode   | the prepared transaction           | an earlier client of the id                     |
-|--------|------------------------------------|-------------------------------------------------|
-| 2pc    | never ends by itself               | is fenced by recovery (KIP-939)                 |
-| keep   | is aborted by transaction.timeout  | is fenced by recovery (KIP-939 without 2PC)     |
-| resume | is aborted by transaction.timeout  | is fenced only when the transaction has ended   |
+| mode       | the prepared transaction           | an earlier client of the id                     |
+|------------|------------------------------------|-------------------------------------------------|
+| 2pc        | never ends by itself               | is fenced by recovery (KIP-939)                 |
+| 2pc+resume | never ends by itself               | is fenced only when the transaction has ended   |
+| keep       | is aborted by transaction.timeout  | is fenced by recovery (KIP-939 without 2PC)     |
+| resume     | is aborted by transaction.timeout  | is fenced only when the transaction has ended   |
+
+`2pc+resume` is for clusters that grant Enable2Pc and refuse KeepPreparedTxn, as Apache Kafka 4.3 and 4.4 do
+with unstable APIs on. Nobody lists it: listing `2pc` and `resume` allows it.
 
 Recovery in doubt is a comparison. The coordinator's description of an id becomes a `TxnFinding`, and
 `ACTION_BY_FINDING` says what follows: one row per finding, one column for each combination of the decision
@@ -39,8 +43,19 @@ class Mode(Enum):
     """Mechanism that holds a prepared transaction; the value is its name in `tallystick.modes`."""
 
     TWO_PHASE = "2pc"
+    TWO_PHASE_RESUME = "2pc+resume"
     KEEP = "keep"
     RESUME = "resume"
+
+    @property
+    def never_expires(self) -> bool:
+        """Whether only a decision ends a prepared transaction, however long that takes."""
+        return self in (Mode.TWO_PHASE, Mode.TWO_PHASE_RESUME)
+
+    @property
+    def recovers_by_description(self) -> bool:
+        """Whether recovery describes the id and ends its transaction before anybody initialises it."""
+        return self in (Mode.TWO_PHASE_RESUME, Mode.RESUME)
 
     @property
     def not_promised(self) -> str:
@@ -48,14 +63,24 @@ class Mode(Enum):
         return _NOT_PROMISED[self]
 
 
+_BY_DESCRIPTION: Final = (
+    "the first client that initialises the id aborts a prepared transaction; an earlier client is fenced "
+    "only when the transaction has ended"
+)
 _NOT_PROMISED: Final = {
     Mode.TWO_PHASE: "",
+    Mode.TWO_PHASE_RESUME: _BY_DESCRIPTION,
     Mode.KEEP: "the cluster aborts a prepared transaction after transaction.timeout.ms",
-    Mode.RESUME: (
-        "the cluster aborts a prepared transaction after transaction.timeout.ms, and so does the first "
-        "client that initialises the id; an earlier client is fenced only when the transaction has ended"
-    ),
+    Mode.RESUME: f"the cluster aborts a prepared transaction after transaction.timeout.ms; {_BY_DESCRIPTION}",
 }
+
+
+def list_modes(names: Iterable[str]) -> tuple[Mode, ...]:
+    """Return the modes that `tallystick.modes` allows, strongest first."""
+    listed = {Mode(name) for name in names}
+    if {Mode.TWO_PHASE, Mode.RESUME} <= listed:
+        listed.add(Mode.TWO_PHASE_RESUME)
+    return tuple(mode for mode in Mode if mode in listed)
 
 
 class ClusterCapabilities(Value, kw_only=True):
@@ -64,17 +89,21 @@ class ClusterCapabilities(Value, kw_only=True):
     init_version         highest version of InitProducerId that both sides support
     transaction_version  finalized level of `transaction.version`
     can_describe         the cluster has DescribeTransactions (KIP-664)
+    refuses_keep         it was seen to refuse KeepPreparedTxn
     """
 
     init_version: int
     transaction_version: int
     can_describe: bool
+    refuses_keep: bool = False
 
 
 def find_missing_capability(mode: Mode, offer: ClusterCapabilities) -> str | None:
     """Return what this cluster lacks for `mode`; None if the mode can be tried."""
+    if mode.recovers_by_description and not offer.can_describe:
+        return "DescribeTransactions (KIP-664, Apache Kafka 3.0)"
     if mode is Mode.RESUME:
-        return None if offer.can_describe else "DescribeTransactions (KIP-664, Apache Kafka 3.0)"
+        return None
     if offer.init_version < KEEP_API_VERSION:
         return (
             f"InitProducerId version {KEEP_API_VERSION} (KIP-939); the cluster offers {offer.init_version}: "
@@ -85,17 +114,20 @@ def find_missing_capability(mode: Mode, offer: ClusterCapabilities) -> str | Non
             f"feature transaction.version={EPOCH_BUMP_VERSION}; {offer.transaction_version} is finalized: "
             "below 2 a pair of producer id and epoch names many transactions"
         )
-    return None
+    return _KEEP if offer.refuses_keep and not mode.recovers_by_description else None
 
 
+_KEEP: Final = "a broker that carries out KeepPreparedTxn (KIP-939)"
+_GRANT: Final = (
+    "the grants WRITE and TWO_PHASE_COMMIT on the transactional id, or the broker's setting "
+    "transaction.two.phase.commit.enable=true"
+)
 # What is missing for a mode that looked possible, by the error code of InitProducerId.
 MODE_REFUSALS: Final = {
-    (Mode.TWO_PHASE, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED): (
-        "the grants WRITE and TWO_PHASE_COMMIT on the transactional id, or the broker's setting "
-        "transaction.two.phase.commit.enable=true"
-    ),
-    (Mode.TWO_PHASE, ErrorCode.UNSUPPORTED_VERSION): "a broker that carries out KeepPreparedTxn (KIP-939)",
-    (Mode.KEEP, ErrorCode.UNSUPPORTED_VERSION): "a broker that carries out KeepPreparedTxn (KIP-939)",
+    (Mode.TWO_PHASE, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED): _GRANT,
+    (Mode.TWO_PHASE, ErrorCode.UNSUPPORTED_VERSION): _KEEP,
+    (Mode.TWO_PHASE_RESUME, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED): _GRANT,
+    (Mode.KEEP, ErrorCode.UNSUPPORTED_VERSION): _KEEP,
 }
 
 
@@ -118,6 +150,8 @@ def choose_mode(
             `MODE_REFUSALS` are no reason to try a weaker mode, and must not be passed.
     """
     answers = {mode: MODE_REFUSALS[mode, ErrorCode(code)] for mode, code in refusals}
+    if answers.get(Mode.TWO_PHASE) == _GRANT:  # Enable2Pc was refused, with which both begin
+        answers[Mode.TWO_PHASE_RESUME] = _GRANT
     lacks = []
     for mode in modes:
         lack = answers.get(mode) or find_missing_capability(mode, offer)

@@ -285,15 +285,17 @@ class TxnProducerState(Value, kw_only=True):
             may_complete=keep,
         )
 
-    def apply_description(self, writer: ProducerIdAndEpoch | None, *, version: int) -> "TxnProducerState":
-        """Apply a description in mode `resume`, without init.
+    def apply_description(
+        self, writer: ProducerIdAndEpoch | None, *, version: int, mode: Mode
+    ) -> "TxnProducerState":
+        """Apply a description, without init, in a mode that recovers by it.
 
         The transaction signed by `writer`, if any, is open and in doubt.
         """
         check(self.state in _INITIALIZING_STATES, f"described while {self.state.name}")
         return TxnProducerState(
             state=S.UNCLAIMED if writer is None else S.PREPARED,
-            mode=Mode.RESUME,
+            mode=mode,
             version=version,
             client=writer,
             writer=writer,
@@ -312,11 +314,12 @@ class TxnProducerState(Value, kw_only=True):
         check(self.state in _DECIDING_STATES, f"ended while {self.state.name}")
         is_new_client = client is not None and client != self.client
         # Under version 1 one epoch names many transactions, unless InitProducerId bumps it in between.
-        by_hand = self.mode is Mode.RESUME and not is_new_client and self.writer is not None
+        is_described = self.mode is not None and self.mode.recovers_by_description
+        by_hand = is_described and not is_new_client and self.writer is not None
         claim = self.version != version or (self.needs_epoch_bump and not is_new_client) or by_hand
-        claim |= self.is_recovered and self.mode is Mode.RESUME
+        claim |= self.is_recovered and is_described
         idle = self._reset(S.UNCLAIMED if claim else S.READY)
-        if self.is_recovered and self.mode is Mode.RESUME:
+        if self.is_recovered and is_described:
             return replace(idle, client=None)  # init must fence other holders of this epoch, not fail on them
         return replace(idle, client=client or self.client)
 

@@ -13,10 +13,10 @@ from typing import Final, Generic, TypeVar
 
 from tallystick.client.aio.producer import Producer
 from tallystick.client.errors import ClientError, DecisionExpired
-from tallystick.client.transactions.modes import Mode, TxnDescription
+from tallystick.client.transactions.modes import TxnDescription
 from tallystick.dualwrite import tracing
 from tallystick.dualwrite.aio.participants import AsyncClusterViews, AsyncStoreClient
-from tallystick.dualwrite.block.branch import ClusterBranch
+from tallystick.dualwrite.block.branch import ClusterBranch, never_expires
 from tallystick.dualwrite.block.headers import find_open_headers_async
 from tallystick.dualwrite.block.life import BlockOutcome
 from tallystick.dualwrite.block.steps import AsyncStepRunner
@@ -211,7 +211,7 @@ class AsyncRecovery(Generic[D]):
             if producer is None:
                 continue
             # An abort would hide how `row` ended: recovery notes that first, then ends what is open [DW-13].
-            abort = producer.mode is not Mode.TWO_PHASE or row is None or not row.pending
+            abort = not never_expires(producer.mode) or row is None or not row.pending
             try:
                 await self._steps.run("close producer", branch.id, producer.close, abort=abort)
             except (ClientError, InDoubt) as exc:

@@ -19,12 +19,11 @@ from typing import Any, Final, Generic, TypeVar
 from tallystick.admin.aio import Admin
 from tallystick.client.aio.producer import Producer
 from tallystick.client.errors import ClientError
-from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.aio.key_check import AsyncKeyCheck
 from tallystick.dualwrite.aio.participants import AsyncClusterViews, AsyncKafkaCommit, AsyncStoreClient
 from tallystick.dualwrite.aio.recovery_recipe import AsyncRecovery
-from tallystick.dualwrite.block.branch import ClusterBranch
+from tallystick.dualwrite.block.branch import ClusterBranch, never_expires, recovers_by_description
 from tallystick.dualwrite.block.life import BlockOutcome, WriterLife, WriterState
 from tallystick.dualwrite.block.steps import AsyncStepRunner, Wait, check_wait
 from tallystick.dualwrite.errors import (
@@ -214,14 +213,14 @@ class AsyncDualWriteSession(Generic[D]):
 
         Where it failed, the transaction is left open, and `_renew_producers` finishes it as a recovery does.
         Its doubt is not raised: it is not that of the block that begins.
-        Raises: NotRecovered if the outcome is mixed, or in mode `resume`, where only recover() may look for
-            another writer.
+        Raises: NotRecovered if the outcome is mixed, or where recovery is by description: only recover()
+            may look for another writer.
         """
         try:
             await self._kafka.wait()
         except WriteInDoubt as exc:
             _log.warning("the transaction before: %s", exc)
-            if any(branch.producer.mode is Mode.RESUME for branch in self._branches_by_id):
+            if any(recovers_by_description(branch.producer.mode) for branch in self._branches_by_id):
                 self.life.state = WriterState.UNSETTLED
                 raise NotRecovered(f"{self.life.ids_text}: {self.life.explain_state()}") from exc
         except HeuristicMixed as exc:
@@ -241,8 +240,8 @@ class AsyncDualWriteSession(Generic[D]):
     async def _renew_producers(self) -> None:
         """Ensure that no producer initialises an id, ending its transaction, after another writer's claim.
 
-        Most transactions return the next producer epoch. After one that did not, or after recovery in mode
-        `resume`, a producer calls InitProducerId when it begins. In `resume` a check of the owner before that
+        Most transactions return the next producer epoch. After one that did not, or after recovery by
+        description, a producer calls InitProducerId when it begins. There a check of the owner before that
         is the best possible [DW-9]. A transaction left open by a failed block is ended the same way [DW-13].
         """
         stale = [
@@ -250,7 +249,7 @@ class AsyncDualWriteSession(Generic[D]):
         ]
         for branch in stale:
             await self._database.check_owner(branch)
-        if any(branch.producer.mode is not Mode.RESUME for branch in stale):
+        if not all(recovers_by_description(branch.producer.mode) for branch in stale):
             await self._recovery.drop_producers()
             await self._recovery.recover(accept_mixed=False)
 
@@ -386,7 +385,7 @@ class AsyncDualWriteSession(Generic[D]):
             transaction_version=branch.producer.transaction_version,
             started_at_ms=self._started_at_ms,
             # KIP-939: the coordinator never aborts a two-phase commit transaction by timeout.
-            timeout_ms=None if branch.producer.mode is Mode.TWO_PHASE else branch.timeout_ms,
+            timeout_ms=None if never_expires(branch.producer.mode) else branch.timeout_ms,
         )
 
     async def _roll_back_both(self, txn: D | None, *, lost: bool = False) -> None:
@@ -437,7 +436,7 @@ class AsyncDualWriteSession(Generic[D]):
             _log.warning(
                 "%s: it could not be noted that its last one is finished: %s", branch.id, describe_error(exc)
             )
-            return branch.producer.mode is not Mode.TWO_PHASE
+            return not never_expires(branch.producer.mode)
         return True
 
     async def close(self) -> None:

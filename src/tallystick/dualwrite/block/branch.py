@@ -5,7 +5,7 @@ from typing import Final, Generic, TypeVar
 
 from tallystick.client.settings.config import ROLE_SETTINGS, ProducerConfig, is_client_setting
 from tallystick.client.settings.kafka_names import RENAMED_SETTINGS
-from tallystick.client.transactions.modes import Mode
+from tallystick.client.transactions.modes import Mode, list_modes
 from tallystick.dualwrite.rules.model import NOTHING, StoredState
 from tallystick.kernel.check import require
 from tallystick.kernel.settings import BadConfig
@@ -29,7 +29,7 @@ class ClusterBranch(Generic[P]):
         if not producer_config.modes:
             raise BadConfig("transaction.two.phase.commit.enable or tallystick.modes: one must be set")
         self.id: str = producer_config.transactional_id
-        self.strongest_mode = Mode(producer_config.modes[0])
+        self.strongest_mode = list_modes(producer_config.modes)[0]
         self.timeout_ms = producer_config.transaction_timeout_ms
         self._max_block_ms = producer_config.max_block_ms
         self._request_timeout_ms = producer_config.client.request_timeout_ms
@@ -86,6 +86,16 @@ class ClusterBranch(Generic[P]):
         """Return the row, as settled if this writer has itself seen both sides committed."""
         row = self.require_row()
         return replace(row, settled=True) if row.state == self.last_finished else row
+
+
+def never_expires(mode: Mode | None) -> bool:
+    """Whether only a decision ends what a producer in this mode has prepared."""
+    return mode is not None and mode.never_expires
+
+
+def recovers_by_description(mode: Mode | None) -> bool:
+    """Whether recovery in this mode describes an id before anybody initialises it."""
+    return mode is not None and mode.recovers_by_description
 
 
 def _configures_modes(config: Mapping[str, object]) -> bool:

@@ -97,28 +97,29 @@ class Verdict(Enum):
     HALT = auto()  # change nothing: commit and abort would both hide the contradiction
 
 
-# The columns: 2pc, keep, resume. A mode affects what may have happened to a transaction, and so how often
-# FORCED and UNPROVEN occur, but not the verdict. The exception: `resume` relies on descriptions alone.
-_VERDICT_MODES: Final = (Mode.TWO_PHASE, Mode.KEEP, Mode.RESUME)
+# A mode affects what may have happened to a transaction, and so how often FORCED and UNPROVEN occur, but not
+# the verdict. The exception: recovery by description relies on that alone.
 _VERDICT_TABLE: Final = {
-    Finding.IDLE: (Verdict.NOTHING, Verdict.NOTHING, Verdict.NOTHING),
-    Finding.UNDECIDED: (Verdict.ABORT, Verdict.ABORT, Verdict.ABORT),
-    Finding.UNKNOWN_HERE: (Verdict.LACK, Verdict.LACK, Verdict.LACK),
-    Finding.DECIDED: (Verdict.COMMIT, Verdict.COMMIT, Verdict.COMMIT),
-    Finding.STALE: (Verdict.ABORT, Verdict.ABORT, Verdict.ABORT),
-    Finding.FINISHED: (Verdict.NOTHING, Verdict.NOTHING, Verdict.NOTHING),
-    Finding.FORCED: (Verdict.TEAR, Verdict.TEAR, Verdict.TEAR),
-    Finding.OVERRULED: (Verdict.TEAR, Verdict.TEAR, Verdict.TEAR),
-    Finding.BEHIND: (Verdict.LACK, Verdict.LACK, Verdict.LACK),
-    Finding.UNPROVEN: (Verdict.ALLOW, Verdict.ALLOW, Verdict.ALLOW),
-    Finding.UNSEEN: (Verdict.COMPARE, Verdict.COMPARE, Verdict.HALT),
-    Finding.AHEAD: (Verdict.HALT, Verdict.HALT, Verdict.HALT),
-    Finding.FOREIGN: (Verdict.HALT, Verdict.HALT, Verdict.HALT),
+    Finding.IDLE: Verdict.NOTHING,
+    Finding.UNDECIDED: Verdict.ABORT,
+    Finding.UNKNOWN_HERE: Verdict.LACK,
+    Finding.DECIDED: Verdict.COMMIT,
+    Finding.STALE: Verdict.ABORT,
+    Finding.FINISHED: Verdict.NOTHING,
+    Finding.FORCED: Verdict.TEAR,
+    Finding.OVERRULED: Verdict.TEAR,
+    Finding.BEHIND: Verdict.LACK,
+    Finding.UNPROVEN: Verdict.ALLOW,
+    Finding.UNSEEN: Verdict.COMPARE,
+    Finding.AHEAD: Verdict.HALT,
+    Finding.FOREIGN: Verdict.HALT,
 }
 VERDICTS: Final = {
     (finding, mode): verdict
-    for finding, row in _VERDICT_TABLE.items()
-    for mode, verdict in zip(_VERDICT_MODES, row, strict=True)
+    if verdict is not Verdict.COMPARE or not mode.recovers_by_description
+    else Verdict.HALT
+    for finding, verdict in _VERDICT_TABLE.items()
+    for mode in Mode
 }
 
 

@@ -164,7 +164,7 @@ class DatabaseDecisionLog:
         began_ms = self._clock.now_ms()
 
         def is_in_time() -> bool:
-            keeps = decision.mode == Mode.TWO_PHASE.value or not decision.participants
+            keeps = (decision.mode and Mode(decision.mode).never_expires) or not decision.participants
             return keeps or self._clock.now_ms() - began_ms < self._limit_ms
 
         await asyncio.to_thread(self._row.decide, decision, owner, moves, is_in_time)

@@ -551,7 +551,7 @@ def format_resolve_command(prefix: str) -> str:
 
 
 def _explain_incomplete(mode: str) -> str:
-    if mode == Mode.TWO_PHASE.value:
+    if mode and Mode(mode).never_expires:
         return (
             "A prepared transaction of two-phase commit does not end by itself: it was aborted by hand "
             "(`tallystick transactions abort`, kafka-transactions.sh), or the cluster lost what it had "
