@@ -23,7 +23,7 @@ PYTHON = VENV / "bin" / "python"
 LOG = VENV / "install.log"
 WAIT_S = 10.0
 COLUMNS = 88
-# One process, and January: a verdict while somebody who tries it still looks.
+# One process, and January: a verdict within minutes.
 FLIGHTS_OPTIONS = ("--master", "local[2, 4]", "--rows", "27004")
 # What pip and uv print of a package that comes.
 COLLECTED = re.compile(r"^(?:Collecting| \+) ([\w.-]+)", re.MULTILINE)

@@ -40,7 +40,7 @@ from tallystick.testing import EmbeddedBroker
 
 DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "hostile-clients.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
-ROWS_MAX: Final = 20
+ROWS_MAX: Final = 10
 CONDUCTS_BEGIN, CONDUCTS_END = "<!-- conducts -->", "<!-- end of conducts -->"
 ANSWER_S_MAX: Final = 30.0
 P99_MS_GOAL, RSS_MIB_GOAL = 250, 256

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.support.cutting_proxy import CuttingProxy
 from tests.support.dual_world import World, new_name
 from tests.support.effort import LONG
 from tests.support.servers import PostgreSQL, running
+from tools.servers import apache_kafka
 
 from tallystick.dualwrite import DualWriter, Finding, NotRecovered, Report, SqlStore, WriterFenced
 from tallystick.dualwrite.block.steps import RecipeStep
@@ -30,6 +32,7 @@ from tallystick.testing import EmbeddedBroker, eventually
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 MODES = ("2pc", "keep", "resume")
+ON_KAFKA = "2pc,resume"
 PAYMENT = ("begin database", "begin", "send", "prepare", "record", "commit database", "commit")
 RECOVERY = ("claim", "describe cluster", "describe", "init", "check owner", "complete")
 # What a client of either side may say when the other end is gone.
@@ -41,6 +44,13 @@ Writer = DualWriter[SqlTransaction]
 def server() -> Iterator[PostgreSQL]:
     """A server of this module's own: it is killed."""
     yield from running(PostgreSQL)
+
+
+@dataclass
+class KafkaAddress:
+    """What a world needs of a broker."""
+
+    bootstrap_servers: str
 
 
 class At:
@@ -340,11 +350,27 @@ def test_both_are_gone_at_the_commit(server: PostgreSQL, mortal: EmbeddedBroker,
 # ---- two writers of one id
 
 
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaAddress]:
+    """Apache Kafka, which grants Enable2Pc and refuses KeepPreparedTxn."""
+    if (lack := apache_kafka.find_missing()) is not None:
+        pytest.skip(lack)
+    settings = {
+        "transaction.state.log.num.partitions": "1",
+        "offsets.topic.num.partitions": "1",
+        "unstable.api.versions.enable": "true",
+        "transaction.two.phase.commit.enable": "true",
+    }
+    directory = tmp_path_factory.mktemp("kafka")
+    with apache_kafka.ApacheKafka(directory=directory, settings=settings) as node:
+        yield KafkaAddress(node.bootstrap)
+
+
 @pytest.mark.gate(1)
-@pytest.mark.parametrize("mode", MODES if LONG else MODES[:1])
+@pytest.mark.parametrize("mode", [*MODES, ON_KAFKA] if LONG else MODES[:1])
 @pytest.mark.parametrize("step", [*RECOVERY, *PAYMENT])
 def test_the_old_writer_resumes_when_the_new_one_has_recovered(
-    server: PostgreSQL, broker: EmbeddedBroker, step: str, mode: str
+    server: PostgreSQL, broker: EmbeddedBroker, request: pytest.FixtureRequest, step: str, mode: str
 ) -> None:
     """[DW-1, DW-2, DW-7] It stalls after each step in turn; the new one recovers and pays, then it goes on.
 
@@ -352,7 +378,8 @@ def test_the_old_writer_resumes_when_the_new_one_has_recovered(
     """
     database = server.new_database()
     settings: dict[str, object] = {} if mode == "2pc" else {"tallystick.modes": mode}
-    world = World(broker, lambda: engine_of(server, database), new_name(), settings)
+    cluster = request.getfixturevalue("kafka") if mode == ON_KAFKA else broker
+    world = World(cluster, lambda: engine_of(server, database), new_name(), settings)
     new = writer_of(world)
     recovering: list[Recovering] = []
 

@@ -42,6 +42,7 @@ SHORT = (
     "tests/spec/test_kip_98_read_committed.py",
     "tests/integration/client/test_client_consumer.py",
     "tests/integration/admin/test_admin_transactions.py",
+    "tests/integration/admin/test_resolve_accept_mixed.py",
     "tests/integration/console/test_console_lookups.py",
 )
 MORE = (

@@ -20,6 +20,7 @@ Size = int | tuple[int, ...]
 
 # The smallest size that works, where it is not 0 or 1; of buffers a few bytes, which costs less time.
 UNITS: Final[Mapping[str, Mapping[str, Size]]] = {
+    "tallystick.admin.txn.written": {"_FETCH_BYTES": 64},
     "tallystick.storage.segments.segment_scan": {"SCAN_BYTES": 96},
     "tallystick.storage.segments.segment_files": {"_SCAN_BYTES": 61},
     "tallystick.storage.compaction.cleaner": {"_WRITE_BYTES": 1},

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Annotated, Final
 
-import click
 import typer
 
 from tallystick.client.settings.config import MODES
@@ -67,11 +67,19 @@ StorageOption = Annotated[
     ),
 ]
 
+
+class ListedMode(StrEnum):
+    """A mode that can be listed in `tallystick.modes`."""
+
+    TWO_PHASE = "2pc"
+    KEEP = "keep"
+    RESUME = "resume"
+
+
 ModeOption = Annotated[
-    list[str] | None,
+    list[ListedMode] | None,
     typer.Option(
         "--mode",
-        click_type=click.Choice(MODES),
         help="What a prepared transaction may rest on, repeatable; 2pc unless given or set. keep and resume "
         "promise less: the cluster aborts it after transaction.timeout.ms.",
     ),

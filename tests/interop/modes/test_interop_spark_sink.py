@@ -1,4 +1,4 @@
-"""Spark's sink in mode `resume` on Apache Kafka, without Spark: batches, takeovers, and the timeout hole."""
+"""Spark's sink on Apache Kafka, without Spark: batches, takeovers, and the timeout hole of `resume`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 from tests.support.spark_queries import Interrupted, MuteStation, Query
 from tools.servers import apache_kafka
 
+from tallystick import Admin, Producer
 from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.errors import DecisionBroken, PrefixTaken, VoteLost
 from tallystick.spark.sink.driver.recovery import resolve
@@ -15,6 +16,8 @@ from tallystick.testing import eventually
 pytestmark = [pytest.mark.kafka, pytest.mark.server]
 
 SETTINGS = {
+    "unstable.api.versions.enable": "true",
+    "transaction.two.phase.commit.enable": "true",
     "transaction.state.log.num.partitions": "3",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
 }
@@ -29,9 +32,9 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield running.bootstrap
 
 
-@pytest.fixture
-def query(bootstrap: str) -> Iterator[Query]:
-    made = Query(bootstrap, modes=("resume",))
+@pytest.fixture(params=["resume", "2pc,resume"])
+def query(bootstrap: str, request: pytest.FixtureRequest) -> Iterator[Query]:
+    made = Query(bootstrap, modes=tuple(request.param.split(",")))
     made.make_topic()
     yield made
     made.close()
@@ -82,7 +85,35 @@ def test_an_abort_ends_what_did_not_vote_as_well(query: Query) -> None:
     assert query.open_ids() == []
 
 
+@pytest.mark.parametrize("query", ["2pc,resume"], indirect=True)
+def test_under_two_phase_commit_no_clock_ends_what_was_decided(query: Query) -> None:
+    """[SPK-21] Enable2Pc without KeepPreparedTxn. A transaction without it, of the same age, is the clock."""
+    query.timeout_ms = 2_000
+    driver = query.station(MuteStation)
+    votes = [query.write(driver.begin(), 0)]
+    with pytest.raises(Interrupted):
+        driver.commit(votes)
+    config = {"bootstrap.servers": query.bootstrap, "transactional.id": "clock", "tallystick.modes": "resume"}
+    with (
+        Admin({"bootstrap.servers": query.bootstrap}) as admin,
+        Producer({**config, "transaction.timeout.ms": 2_000}) as clock,
+    ):
+        clock.init_transactions()
+        clock.begin_transaction()
+        clock.send(f"clock-of-{query.topic}", b"")
+        clock.prepare_transaction()
+        eventually(
+            lambda: admin.describe_transactions(["clock"]).all()["clock"].state == "CompleteAbort",
+            deadline_s=60,
+        )
+        clock.close(abort=False)
+    assert len(query.open_ids()) == 1
+    query.station().begin()
+    eventually(lambda: query.committed() == 11)
+
+
 @pytest.mark.gate(0)
+@pytest.mark.parametrize("query", ["resume"], indirect=True)
 def test_the_timeout_hole_is_reported_until_it_is_accepted(query: Query) -> None:
     """A decided transaction that Kafka aborts by its clock is lost, and is said to be."""
     query.timeout_ms = 2_000

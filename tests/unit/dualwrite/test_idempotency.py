@@ -92,7 +92,9 @@ def test_a_key_of_what_the_cluster_does_not_show_is_not_known_where_it_may_have_
     unseen = ClusterSide(txn_state=None, is_visible=False)
     row = StoredState(transactional_id="t", owner="o", state=NAMED, timeout_ms=3000)
     assert assess_key(NAMED, row, unseen) is KeyOutcome.UNKNOWN
-    assert assess_key(NAMED, replace(row, timeout_ms=None), unseen) is KeyOutcome.COMMITTED
+    assert assess_key(NAMED, replace(row, timeout_ms=None, notes=True), unseen) is KeyOutcome.COMMITTED
+    # Two-phase commit that is recovered by description: any client of the id may abort it.
+    assert assess_key(NAMED, replace(row, timeout_ms=None), unseen) is KeyOutcome.UNKNOWN
 
 
 class Status(str, Enum):  # noqa: UP042 - what people have

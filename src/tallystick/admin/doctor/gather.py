@@ -238,6 +238,7 @@ class Doctor:
         probes = [(AclOperation.WRITE, self._ask_write)]
         if versions.find_latest_usable(ApiKey.INIT_PRODUCER_ID) == KEEP_API_VERSION:
             probes.append((AclOperation.TWO_PHASE_COMMIT, self._ask_two_phase))
+            probes.append((AclOperation.WRITE, self._ask_keep))
         for operation, ask in probes:
             if AclOperation.WRITE in denied:
                 return ResourceRights(
@@ -262,18 +263,36 @@ class Doctor:
         return _check_refusal("EndTxn", name, answer.error_code)
 
     async def _ask_two_phase(self, name: str) -> ResourceRights:
-        node_id = await self._cluster.find_coordinator("transaction", name)
-        request = InitProducerIdRequest(
-            transactional_id=name,
-            transaction_timeout_ms=self._plan.transaction_timeout_ms,
-            producer_id=INT64_MAX,
-            producer_epoch=_NO_EPOCH,
-            enable_2pc=True,
-            keep_prepared_txn=True,  # should a broker carry it out after all, it aborts nothing
+        code = await self._ask_init(
+            InitProducerIdRequest(
+                transactional_id=name,
+                transaction_timeout_ms=self._plan.transaction_timeout_ms,
+                producer_id=INT64_MAX,
+                producer_epoch=_NO_EPOCH,
+                enable_2pc=True,
+                keep_prepared_txn=True,  # should a broker carry it out after all, it aborts nothing
+            )
         )
+        return _check_refusal("InitProducerId", name, code)
+
+    async def _ask_keep(self, name: str) -> ResourceRights:
+        """Find out whether KeepPreparedTxn is refused. A broker that has it refuses the timeout."""
+        code = await self._ask_init(
+            InitProducerIdRequest(
+                transactional_id=name,
+                transaction_timeout_ms=0,
+                producer_id=INT64_MAX,
+                producer_epoch=0,
+                keep_prepared_txn=True,
+            )
+        )
+        self._refuses_keep |= code == ErrorCode.UNSUPPORTED_VERSION
+        return _check_refusal("InitProducerId", name, code)
+
+    async def _ask_init(self, request: InitProducerIdRequest) -> int:
+        node_id = await self._cluster.find_coordinator("transaction", request.transactional_id or "")
         answer = await self._cluster.send(node_id, request, InitProducerIdResponse, version=KEEP_API_VERSION)
-        self._refuses_keep |= answer.error_code == ErrorCode.UNSUPPORTED_VERSION
-        return _check_refusal("InitProducerId", name, answer.error_code)
+        return answer.error_code
 
 
 async def _probe(

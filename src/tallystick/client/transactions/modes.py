@@ -12,7 +12,7 @@ release; and a weaker mode is used only where the user has listed it [CLI-40].
 | resume     | is aborted by transaction.timeout  | is fenced only when the transaction has ended   |
 
 `2pc+resume` is for clusters that grant Enable2Pc and refuse KeepPreparedTxn, as Apache Kafka 4.3 and 4.4 do
-with unstable APIs on. Nobody lists it: listing `2pc` and `resume` allows it.
+with unstable APIs on. Listing `2pc` and `resume` allows it.
 
 Recovery in doubt is a comparison. The coordinator's description of an id becomes a `TxnFinding`, and
 `ACTION_BY_FINDING` says what follows: one row per finding, one column for each combination of the decision
@@ -77,10 +77,10 @@ _NOT_PROMISED: Final = {
 
 def list_modes(names: Iterable[str]) -> tuple[Mode, ...]:
     """Return the modes that `tallystick.modes` allows, strongest first."""
-    listed = {Mode(name) for name in names}
-    if {Mode.TWO_PHASE, Mode.RESUME} <= listed:
-        listed.add(Mode.TWO_PHASE_RESUME)
-    return tuple(mode for mode in Mode if mode in listed)
+    modes = {Mode(name) for name in names}
+    if {Mode.TWO_PHASE, Mode.RESUME} <= modes:
+        modes.add(Mode.TWO_PHASE_RESUME)
+    return tuple(mode for mode in Mode if mode in modes)
 
 
 class ClusterCapabilities(Value, kw_only=True):

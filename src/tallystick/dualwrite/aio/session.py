@@ -378,7 +378,8 @@ class AsyncDualWriteSession(Generic[D]):
             state=token,
             settled=False,
             completing=False,
-            notes=True,
+            # An earlier client that recovery has not fenced may abort one of its own without a note.
+            notes=not recovers_by_description(branch.producer.mode),
             alone=self._is_alone,
             former_producer_ids=row.former_ids_before(token),
             cluster_id=branch.cluster_id,

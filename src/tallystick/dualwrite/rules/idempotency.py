@@ -143,7 +143,7 @@ def assess_key(state: PreparedTxnState, row: StoredState, side: ClusterSide | No
     if side is None:
         return None
     finding = compare_sides(row, side)
-    if row.timeout_ms is None and finding in (Finding.DECIDED, Finding.UNSEEN):
+    if row.timeout_ms is None and row.notes and finding in (Finding.DECIDED, Finding.UNSEEN):
         return KeyOutcome.COMMITTED  # KIP-939: nothing but its own client, or an operator, ends it
     return _KEY_OUTCOMES.get(finding, KeyOutcome.UNKNOWN)
 

@@ -52,7 +52,7 @@ class StoredState(Value, kw_only=True):
     settled              both sides of `state` are known to be finished
     completing           a recovery is committing `state` in Kafka, or has done so: InitProducerId assigns a
                          new epoch or producer id, and the commit that the cluster shows later is this one
-    notes                the writer records that `state` is settled before it aborts a later transaction
+    notes                no writer aborts a later transaction before it is recorded that `state` is settled
     alone                recorded by a DualWriter of its own, not by one of a pool
     known                a recovery has ended under this row: what is open later was begun with this database.
                          Matters while `state` is empty; a row that a claim has just made does not have it.

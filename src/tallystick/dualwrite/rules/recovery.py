@@ -177,8 +177,8 @@ def _classify_moved_on(row: StoredState, txn_state: TxnDescription) -> Finding:
     """Find the state of an unsettled row whose id has moved on to a later producer epoch.
 
     A writer that ends a later transaction has first noted that this one is finished [DW-13], or has found it
-    committed. So an abort belongs to this transaction, unless the cluster may have moved on by itself (below
-    2pc), or an operator has, or a writer of an earlier version, whose rows lack `notes`.
+    committed. So an abort belongs to this transaction, unless the cluster may have moved on by itself, or an
+    operator has, or the row lacks `notes`: it is of an earlier version, or no init fences an earlier writer.
     """
     if txn_state.state in _COMMIT_STATES:
         return Finding.FINISHED  # the row is `completing`; otherwise `compare_sides` returned BEHIND
