@@ -24,6 +24,7 @@ from tallystick.broker.server.login_rules import (
     find_no_credential,
     make_login_rules,
 )
+from tallystick.broker.server.paced_tls import PacedTls
 from tallystick.broker.server.signing_keys import SigningKeys
 from tallystick.broker.server.tls_reload import ReloadingContext
 from tallystick.kernel.errors import TallystickError
@@ -51,7 +52,7 @@ class ConnectionHost(Protocol):
 
     loop: asyncio.AbstractEventLoop
 
-    def make_connection(self, port: "ListeningPort") -> asyncio.BaseProtocol:
+    def make_connection(self, port: "ListeningPort") -> asyncio.BufferedProtocol:
         """Return the protocol of a new connection."""
         ...
 
@@ -354,7 +355,7 @@ class TlsPort:
         started_s = loop.time()
         try:
             await loop.connect_accepted_socket(
-                lambda: self._host.make_connection(self),
+                lambda: PacedTls(self._host.make_connection(self)),
                 accepted,
                 ssl=self.context.current,
                 ssl_handshake_timeout=timeout_s,
