@@ -31,15 +31,13 @@ COLLECTED = re.compile(r"^(?:Collecting| \+) ([\w.-]+)", re.MULTILINE)
 
 def make_environment() -> None:
     """Make the virtual environment, without pip if that of this Python can install into it: 6 s less."""
+    uv, venv = shutil.which("uv"), [sys.executable, "-m", "venv", str(VENV)]
     if not PYTHON.exists():
         print(f"Making {VENV.name} with Python {sys.version.split()[0]}", flush=True)
-        if uv := shutil.which("uv"):
-            subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(VENV)], check=True)
-            return
-        venv = [sys.executable, "-m", "venv", str(VENV)]
-        subprocess.run([*venv, "--without-pip"], check=True)
-        if not has_pip_for_others():
-            subprocess.run(venv, check=True)
+        by_uv = [str(uv), "venv", "--quiet", "--python", sys.executable, str(VENV)]
+        subprocess.run(by_uv if uv else [*venv, "--without-pip"], check=True)
+    if not (uv or has_pip_for_others() or PYTHON.with_name("pip").exists()):
+        subprocess.run(venv, check=True)
 
 
 def has_pip_for_others() -> bool:
@@ -149,8 +147,6 @@ def run_demo() -> None:
             print("Now with Spark:", flush=True)
             wait_for(spark)
             ready.touch()
-    except subprocess.CalledProcessError as exc:
-        sys.exit(exc.returncode)
     finally:
         if spark is not None and spark.poll() is None:
             spark.terminate()
@@ -163,6 +159,8 @@ def main() -> None:
         {"dev": prepare_for_developers, "run": run_demo}[sys.argv[1]]()
     except KeyboardInterrupt:
         sys.exit(130)
+    except subprocess.CalledProcessError as exc:  # it has said why
+        sys.exit(exc.returncode)
 
 
 if __name__ == "__main__":

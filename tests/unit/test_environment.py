@@ -1,6 +1,7 @@
 """What `make run` and `make test` install, and what they print of it."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 from tools import environment
@@ -34,6 +35,22 @@ def test_the_demo_installs_no_test_and_no_documentation_tools() -> None:
 )
 def test_what_an_installer_does_is_told_in_its_last_whole_line(log: str, line: str) -> None:
     assert environment.last_line(log) == line
+
+
+@pytest.mark.slow
+def test_an_environment_that_was_left_without_pip_is_given_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installation may be interrupted, and uv may have left the PATH."""
+    monkeypatch.setattr(environment, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(environment, "PYTHON", tmp_path / ".venv" / "bin" / "python")
+    monkeypatch.setattr(environment, "has_pip_for_others", lambda: True)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    environment.make_environment()
+    assert not environment.PYTHON.with_name("pip").exists()
+    monkeypatch.setattr(environment, "has_pip_for_others", lambda: False)
+    environment.make_environment()
+    assert environment.PYTHON.with_name("pip").exists()
 
 
 def test_the_versions_are_those_that_the_tests_have_seen() -> None:

@@ -10,12 +10,13 @@ The file is `profiles.toml` in `$TALLYSTICK_CONFIG_HOME`, else in `$XDG_CONFIG_H
 `~/.config/tallystick`.
 """
 
+import fcntl
 import json
 import os
 import re
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -113,30 +114,50 @@ def read_profiles() -> Profiles:
     is_ours = isinstance(tables, dict) and isinstance(in_use, str | None) and not document
     if not is_ours or not all(isinstance(table, dict) for table in tables.values()):
         raise BadConfig(f"{path}: must have {_IN_USE} = NAME and tables [profiles.NAME], and nothing else")
-    return Profiles(by_name={name: _read_profile(table) for name, table in tables.items()}, in_use=in_use)
+    by_name = {name: _read_profile(f"{path}: profile {name!r}", table) for name, table in tables.items()}
+    return Profiles(by_name=by_name, in_use=in_use)
 
 
-def write_profiles(profiles: Profiles) -> None:
-    """Replace the file with the profiles, readable by its user alone. Raises: BadConfig."""
+def change_profiles(change: Callable[[Profiles], Profiles]) -> Profiles:
+    """Replace the file by what `change` makes of it, alone at a time, readable by its user alone.
+
+    Raises: BadConfig.
+    """
     path = locate_profiles().resolve()  # a link, to a folder under version control, stays
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            profiles = change(read_profiles())
+            _replace_file(path, _format_profiles(profiles))
+        finally:
+            os.close(folder)
+    except OSError as exc:
+        raise BadConfig(f"{path}: {_describe(exc)}") from exc
+    return profiles
+
+
+def _format_profiles(profiles: Profiles) -> str:
     lines = [] if profiles.in_use is None else [f"{_IN_USE} = {_quote(profiles.in_use)}"]
     for name, profile in profiles.by_name.items():
         lines += ["", f"[profiles.{_quote(name)}]"]
         if profile.command_config is not None:
             lines.append(f"{_COMMAND_CONFIG} = {_quote(str(profile.command_config))}")
         lines += [f"{_quote(key)} = {_quote(_reveal(value))}" for key, value in profile.settings.items()]
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            try:
-                file.write("\n".join(lines) + "\n")
-                file.flush()
-                os.replace(file.name, path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-    except OSError as exc:
-        raise BadConfig(f"{path}: {_describe(exc)}") from exc
+    return "\n".join(lines) + "\n"
+
+
+def _replace_file(path: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # an empty file would be read as no profiles
+            os.replace(file.name, path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
 
 
 def read_settings_file(source: str, path: Path) -> dict[str, str]:
@@ -162,13 +183,15 @@ def _describe(error: Exception) -> str:
             return str(error)
 
 
-def _read_profile(table: Mapping[str, object]) -> Profile:
-    texts = {name: _to_text(value) for name, value in table.items()}
+def _read_profile(source: str, table: Mapping[str, object]) -> Profile:
+    texts = {name: _to_text(f"{source}: {name}", value) for name, value in table.items()}
     file = texts.pop(_COMMAND_CONFIG, None)
     return Profile.build(texts, None if file is None else Path(file))
 
 
-def _to_text(value: object) -> str:
+def _to_text(source: str, value: object) -> str:
+    if not isinstance(value, str | int | float):
+        raise BadConfig(f"{source}: must be a text, a number, true or false")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -62,7 +62,7 @@ async def prepared(client: PlainProducer, name: str) -> PreparedTxnState:
     return await client.txn.prepare()
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", MODES)
 def test_prepare_commit_and_the_next_transaction(broker: EmbeddedBroker, name: str, mode: Mode) -> None:
     async def run() -> None:
         async with producer(broker.bootstrap_servers, name, in_mode(mode)) as one:
@@ -84,7 +84,7 @@ def test_prepare_commit_and_the_next_transaction(broker: EmbeddedBroker, name: s
 
 
 @pytest.mark.gate(4)
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("stored", ["this", "none", "another"])
 def test_a_crash_after_prepare_ends_as_the_other_system_decided(
     broker: EmbeddedBroker, name: str, mode: Mode, stored: str
@@ -113,7 +113,7 @@ def test_a_crash_after_prepare_ends_as_the_other_system_decided(
     eventually(lambda: committed_values(broker, name, 0) == (["a", "b"] if stored == "this" else ["b"]))
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", MODES)
 def test_an_empty_prepared_transaction(broker: EmbeddedBroker, name: str, mode: Mode) -> None:
     async def run() -> None:
         async with producer(broker.bootstrap_servers, name, in_mode(mode)) as one:
@@ -197,7 +197,7 @@ def test_a_decision_after_the_cluster_ended_it_is_its_own_error(broker: Embedded
             token = await prepared(one, name)
         async with producer(broker.bootstrap_servers, name) as plain:  # somebody without a mode
             await plain.txn.init()
-        for mode in Mode:
+        for mode in MODES:
             async with producer(broker.bootstrap_servers, name, in_mode(mode)) as late:
                 await late.txn.init(keep_prepared_txn=True)
                 with pytest.raises(DecisionExpired, match="aborted for its client"):

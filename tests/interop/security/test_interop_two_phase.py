@@ -99,6 +99,6 @@ def test_the_right_is_denied_and_then_granted(
 
     grant(guarded, AclResource.TRANSACTIONAL_ID, AclOperation.TWO_PHASE_COMMIT)
     assert eventually(lambda: try_writing("2pc,resume") is Mode.TWO_PHASE_RESUME, 60)
-    detail = diagnose()
-    assert detail["mode"].startswith("2pc+resume: 2pc needs a broker that carries out KeepPreparedTxn")
-    assert detail["outage"] == "of any length: a prepared transaction of 2pc+resume never expires"
+    details = diagnose()
+    assert details["mode"].startswith("2pc+resume: 2pc needs a broker that carries out KeepPreparedTxn")
+    assert details["outage"] == "of any length: a prepared transaction of 2pc+resume never expires"

@@ -8,7 +8,7 @@ import pytest
 
 from tallystick.cli.connection import PATIENCE_MS, ClusterOptions, build_config, check_hosts
 from tallystick.cli.main import main
-from tallystick.cli.profiles import Profile, Profiles, write_profiles
+from tallystick.cli.profiles import Profile, Profiles, change_profiles
 from tallystick.kernel.settings import BadConfig
 
 SERVERS = "bootstrap.servers"
@@ -25,7 +25,7 @@ def profiles() -> Profiles:
         },
         in_use="used",
     )
-    write_profiles(made)
+    change_profiles(lambda _: made)
     return made
 
 
@@ -69,8 +69,10 @@ def test_what_is_named_twice_is_meant(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_a_file_of_a_profile_is_weaker_than_its_settings(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text(f"client.id=of-file\n{SERVERS}=file:1\n")
-    write_profiles(
-        Profiles(by_name={"p": Profile.build({SERVERS: "profile:1"}, command_config=file)}, in_use="p")
+    change_profiles(
+        lambda _: Profiles(
+            by_name={"p": Profile.build({SERVERS: "profile:1"}, command_config=file)}, in_use="p"
+        )
     )
     config = build()
     assert (config[SERVERS], config["client.id"]) == ("profile:1", "of-file")
@@ -124,7 +126,7 @@ def test_a_host_that_does_not_exist_is_not_waited_for(monkeypatch: pytest.Monkey
 def test_no_cluster_is_an_error_that_names_the_three_ways(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_profiles(Profiles())
+    change_profiles(lambda _: Profiles())
     assert main(list(words)) == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1

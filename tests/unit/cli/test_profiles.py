@@ -2,12 +2,13 @@
 
 import json
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tallystick.cli.main import main
-from tallystick.cli.profiles import Profile, Profiles, read_profiles, write_profiles
+from tallystick.cli.profiles import Profile, Profiles, change_profiles, read_profiles
 from tallystick.kernel.settings import BadConfig
 
 PASSWORD = 'pa"ss\\word\x7fé😀\n'
@@ -51,15 +52,32 @@ def test_the_life_of_a_profile(config_home: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_file_is_for_its_user_alone(config_home: Path) -> None:
-    write_profiles(Profiles(by_name={"a": Profile.build({"bootstrap.servers": "a:1"})}))
+    change_profiles(lambda _: Profiles(by_name={"a": Profile.build({"bootstrap.servers": "a:1"})}))
     assert stat.S_IMODE((config_home / "profiles.toml").stat().st_mode) == 0o600
     assert stat.S_IMODE(config_home.stat().st_mode) == 0o700
     assert [each.name for each in config_home.iterdir()] == ["profiles.toml"]
 
 
+def test_profiles_that_are_created_at_once_are_all_there(config_home: Path) -> None:
+    def create(number: int) -> None:
+        profile = Profile.build({"bootstrap.servers": f"a:{number}"})
+        change_profiles(lambda profiles: profiles.add(f"p{number}", profile))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(create, range(1, 33)))
+    assert set(read_profiles().by_name) == {f"p{number}" for number in range(1, 33)}
+
+
+def test_a_list_is_no_setting(config_home: Path) -> None:
+    config_home.mkdir(exist_ok=True)
+    (config_home / "profiles.toml").write_text('[profiles.a]\n"bootstrap.servers" = ["a:1"]\n')
+    with pytest.raises(BadConfig, match=r"profile 'a': bootstrap\.servers: must be a text"):
+        read_profiles()
+
+
 def test_any_value_is_read_back(config_home: Path) -> None:
     profile = Profile.build({"sasl.password": PASSWORD, "client.id": "a b"}, Path("/etc/a 'b'.properties"))
-    write_profiles(Profiles(by_name={"a.b": profile}, in_use="a.b"))
+    change_profiles(lambda _: Profiles(by_name={"a.b": profile}, in_use="a.b"))
     assert read_profiles() == Profiles(by_name={"a.b": profile}, in_use="a.b")
     assert "é" not in repr(read_profiles())
 
@@ -67,7 +85,7 @@ def test_any_value_is_read_back(config_home: Path) -> None:
 def test_a_link_stays_one(config_home: Path, tmp_path: Path) -> None:
     config_home.mkdir()
     (config_home / "profiles.toml").symlink_to(tmp_path / "dotfiles.toml")
-    write_profiles(Profiles())
+    change_profiles(lambda _: Profiles())
     assert (config_home / "profiles.toml").is_symlink()
     assert (tmp_path / "dotfiles.toml").exists()
 
@@ -91,7 +109,7 @@ def test_what_is_wrong_changes_nothing(
     words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = Profiles(by_name={"old": Profile.build({"bootstrap.servers": "old:1"})}, in_use="old")
-    write_profiles(before)
+    change_profiles(lambda _: before)
     code, out, said = run(capsys, *words)
     assert (code, out) == (2, "")
     assert problem in said

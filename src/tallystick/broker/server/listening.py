@@ -52,7 +52,7 @@ class ConnectionHost(Protocol):
 
     loop: asyncio.AbstractEventLoop
 
-    def make_connection(self, port: "ListeningPort") -> asyncio.BufferedProtocol:
+    def make_connection(self, port: "ListeningPort") -> asyncio.BaseProtocol:
         """Return the protocol of a new connection."""
         ...
 
@@ -355,7 +355,7 @@ class TlsPort:
         started_s = loop.time()
         try:
             await loop.connect_accepted_socket(
-                lambda: PacedTls(self._host.make_connection(self)),
+                lambda: _pace(self._host.make_connection(self)),
                 accepted,
                 ssl=self.context.current,
                 ssl_handshake_timeout=timeout_s,
@@ -401,3 +401,8 @@ def _bind(endpoint: Endpoint, backlog: int) -> list[socket.socket]:
             sockets.append(each)
         opened.pop_all()
     return sockets
+
+
+def _pace(connection: asyncio.BaseProtocol) -> asyncio.BaseProtocol:
+    """Pace a client's connection. The metrics' answers are small, and their protocol has no buffer."""
+    return PacedTls(connection) if isinstance(connection, asyncio.BufferedProtocol) else connection

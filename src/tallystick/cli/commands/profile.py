@@ -7,7 +7,7 @@ import typer
 
 from tallystick.cli.cluster_command import confirm, select_role_settings
 from tallystick.cli.exits import ExitCode, print_error
-from tallystick.cli.profiles import Profile, Profiles, locate_profiles, read_profiles, write_profiles
+from tallystick.cli.profiles import Profile, Profiles, change_profiles, locate_profiles, read_profiles
 from tallystick.cli.settings import parse_named_values
 from tallystick.cli.tables import OutputFormat, Row, print_rows
 from tallystick.client.settings.config import AdminConfig
@@ -78,17 +78,13 @@ def create(
             f"with {_BOOTSTRAP}"
         )
     AdminConfig.parse(select_role_settings("admin", settings))
-    profiles = read_profiles().add(name, created)
-    write_profiles(profiles)
-    _print_in_use(profiles)
+    _print_in_use(change_profiles(lambda profiles: profiles.add(name, created)))
 
 
 @app.command()
 def use(name: Name) -> None:
     """Use a profile wherever no other cluster is named."""
-    profiles = read_profiles().use(name)
-    write_profiles(profiles)
-    _print_in_use(profiles)
+    _print_in_use(change_profiles(lambda profiles: profiles.use(name)))
 
 
 @app.command()
@@ -112,10 +108,9 @@ def show(
 @app.command()
 def delete(name: Name, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
     """Delete a profile. The file that it names stays."""
-    profiles = read_profiles().remove(name)
+    read_profiles().find(name)
     confirm(f"Delete profile {name}?", yes=yes)
-    write_profiles(profiles)
-    _print_in_use(profiles)
+    _print_in_use(change_profiles(lambda profiles: profiles.remove(name)))
 
 
 def _print_in_use(profiles: Profiles) -> None:
