@@ -48,7 +48,7 @@ async def story(broker: EmbeddedBroker, mode: Mode, first: FaultPlan, second: Fa
 
 
 @pytest.mark.gate(1)
-@pytest.mark.parametrize(("mode", "answered"), list(product(Mode, (False, True))))
+@pytest.mark.parametrize(("mode", "answered"), list(product(SETTINGS, (False, True))))
 def test_both_systems_agree_after_a_crash_at_any_request(
     broker: EmbeddedBroker, mode: Mode, answered: bool
 ) -> None:
@@ -61,7 +61,7 @@ def test_both_systems_agree_after_a_crash_at_any_request(
 
 @pytest.mark.gate(0)
 @pytest.mark.parametrize("answered", [False, True])
-@pytest.mark.parametrize("mode", Mode if LONG else [Mode.TWO_PHASE])
+@pytest.mark.parametrize("mode", SETTINGS if LONG else [Mode.TWO_PHASE])
 def test_recovery_may_crash_at_any_request_too(broker: EmbeddedBroker, mode: Mode, answered: bool) -> None:
     """The first client crashes around its last EndTxn, the second anywhere in its recovery."""
     for last_sent, at in product((False, True), range(REQUESTS_MAX)):
@@ -75,7 +75,7 @@ def test_recovery_may_crash_at_any_request_too(broker: EmbeddedBroker, mode: Mod
 
 
 @pytest.mark.gate(1)
-@pytest.mark.parametrize(("mode", "answered"), list(product(Mode, (False, True))))
+@pytest.mark.parametrize(("mode", "answered"), list(product(SETTINGS, (False, True))))
 def test_a_connection_lost_at_any_request_changes_nothing(
     broker: EmbeddedBroker, mode: Mode, answered: bool
 ) -> None:
