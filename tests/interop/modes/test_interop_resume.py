@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, text
 from tests.support.failing_cluster import Crashed, FaultPlan
 from tests.support.other_system import OtherSystem, dual_write, recover
 from tests.support.plain_flow import producer
@@ -17,6 +19,7 @@ from tallystick.client.errors import BrokerRefused, DecisionExpired, IllegalStat
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.dualwrite import DualWriter, SqlStore
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.protocol.messages.cluster.update_features import (
@@ -169,6 +172,38 @@ def test_two_phase_commit_that_is_recovered_by_description(unstable: Kafka) -> N
             assert two.txn.mode is Mode.TWO_PHASE_RESUME
 
     asyncio.run(run())
+    assert unstable.holds(topic, ["a", "b"])
+
+
+def test_what_a_failed_block_left_open_is_ended_by_the_next(unstable: Kafka, tmp_path: Path) -> None:
+    """[DW-13] The database was gone, so that nothing could be noted, and no timeout ends the transaction."""
+    topic, file, away = unstable.topic("left"), tmp_path / "rows.db", tmp_path / "away.db"
+    engine = create_engine(f"sqlite:///{file}")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE rows (what TEXT)"))
+    store = SqlStore(engine)
+    store.create()
+    servers = {"bootstrap.servers": unstable.bootstrap_servers, "transactional.id": topic}
+
+    def pay(writer: DualWriter[Any], value: str, fail: bool = False) -> None:
+        with writer.transaction() as txn:
+            txn.connection.execute(text("INSERT INTO rows VALUES (:value)"), {"value": value})
+            txn.send(topic, value.encode()).result(30)
+            if fail:
+                file.rename(away)
+                file.mkdir()
+                raise RuntimeError(value)
+
+    with DualWriter(store, {**servers, "tallystick.modes": "2pc,resume"}) as writer:
+        writer.recover()
+        pay(writer, "a")
+        with pytest.raises(RuntimeError):
+            pay(writer, "lost", fail=True)
+        assert unstable.state(topic).transaction_state == "Ongoing"
+        file.rmdir()
+        away.rename(file)
+        pay(writer, "b")
+        assert writer.modes == {"kafka": Mode.TWO_PHASE_RESUME}
     assert unstable.holds(topic, ["a", "b"])
 
 

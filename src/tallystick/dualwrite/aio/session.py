@@ -249,7 +249,9 @@ class AsyncDualWriteSession(Generic[D]):
         ]
         for branch in stale:
             await self._database.check_owner(branch)
-        if not all(recovers_by_description(branch.producer.mode) for branch in stale):
+        if any(
+            branch.in_transaction or not recovers_by_description(branch.producer.mode) for branch in stale
+        ):
             await self._recovery.drop_producers()
             await self._recovery.recover(accept_mixed=False)
 

@@ -251,7 +251,9 @@ class DualWriteSession(Generic[D]):
         ]
         for branch in stale:
             self._database.check_owner(branch)
-        if not all(recovers_by_description(branch.producer.mode) for branch in stale):
+        if any(
+            branch.in_transaction or not recovers_by_description(branch.producer.mode) for branch in stale
+        ):
             self._recovery.drop_producers()
             self._recovery.recover(accept_mixed=False)
 
