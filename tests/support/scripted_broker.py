@@ -11,6 +11,7 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Self
 
+from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol import decode, decode_prefix, encode
 from tallystick.protocol.apis import API_SPECS, ApiKey
 from tallystick.protocol.messages.cluster.api_versions import (
@@ -127,9 +128,9 @@ class ScriptedBroker:
 
     @staticmethod
     def frame(key: ApiKey, version: int, correlation_id: int, answer: object) -> bytes:
-        """Return a whole answer frame. An ApiVersions error has version 0, as from brokers (KIP-511)."""
+        """Return a whole answer frame. A refused version of ApiVersions is told in version 0 (KIP-511)."""
         spec = API_SPECS[key]
-        if key is ApiKey.API_VERSIONS and getattr(answer, "error_code", 0):
+        if key is ApiKey.API_VERSIONS and getattr(answer, "error_code", 0) == ErrorCode.UNSUPPORTED_VERSION:
             version = 0
         tags = b"\0" if spec.get_response_header_version(version) else b""
         body = correlation_id.to_bytes(4, "big") + tags + encode(answer, version)

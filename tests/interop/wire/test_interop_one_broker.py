@@ -8,7 +8,14 @@ from confluent_kafka import Consumer, KafkaError
 from tests.support.raw_wire import RawConnection
 
 from tallystick.kernel.codes import ErrorCode
-from tallystick.protocol.messages.cluster import describe_configs, describe_quorum, incremental_alter_configs
+from tallystick.kernel.value import replace
+from tallystick.protocol.apis import ApiKey
+from tallystick.protocol.messages.cluster import (
+    api_versions,
+    describe_configs,
+    describe_quorum,
+    incremental_alter_configs,
+)
 from tallystick.protocol.messages.groups import consumer_group_describe, consumer_group_heartbeat
 from tallystick.protocol.messages.security import acls
 from tallystick.protocol.messages.topics import (
@@ -18,6 +25,7 @@ from tallystick.protocol.messages.topics import (
     elect_leaders,
     partition_reassignments,
 )
+from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataResponse
 
 NODE = 1
 GROUP = 32
@@ -30,6 +38,37 @@ OK, UNKNOWN = ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 def wire(cluster: Any) -> Iterator[RawConnection]:
     with RawConnection(cluster.bootstrap) as connection:
         yield connection
+
+
+# ----------------------------------------------------------------------------- ApiVersions
+
+
+@pytest.mark.parametrize(
+    ("who", "node", "code"),
+    [
+        (None, -1, OK),
+        ("this", NODE, OK),
+        ("this", NODE + 1, ErrorCode.REBOOTSTRAP_REQUIRED),
+        ("another", NODE, ErrorCode.REBOOTSTRAP_REQUIRED),
+        ("", NODE, ErrorCode.REBOOTSTRAP_REQUIRED),
+        ("this", -1, ErrorCode.INVALID_REQUEST),
+        (None, NODE, ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_a_client_that_wants_another_broker_is_told(
+    cluster: Any, wire: RawConnection, who: str | None, node: int, code: ErrorCode
+) -> None:
+    """KIP-1242, "Provide both ClusterId and NodeId, if known": the connection can go on to be used."""
+    request = api_versions.ApiVersionsRequest(client_software_name="raw", client_software_version="1")
+    newest = wire.ask(request, api_versions.ApiVersionsResponse, 3)
+    if max(key.max_version for key in newest.api_keys if key.api_key == ApiKey.API_VERSIONS) < 5:
+        pytest.skip("Apache Kafka before 4.4")
+    cluster_id = wire.ask(MetadataRequest(topics=()), MetadataResponse, 12).cluster_id
+    wanted = replace(request, cluster_id=cluster_id if who == "this" else who, node_id=node)
+    answer = wire.ask(wanted, api_versions.ApiVersionsResponse, 5)
+    assert answer.error_code == code
+    assert bool(answer.api_keys) == (code == OK)
+    assert wire.ask(MetadataRequest(topics=()), MetadataResponse, 12).cluster_id == cluster_id
 
 
 # ---------------------------------------------------------------------------- CreateTopics

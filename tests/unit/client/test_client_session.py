@@ -4,6 +4,7 @@ import pytest
 
 from tallystick.client.errors import NotSupported
 from tallystick.client.net.protocol_state import (
+    ANY_BROKER,
     NO_FEATURE_LEVELS,
     FeatureLevels,
     NodeApiVersions,
@@ -41,12 +42,12 @@ def correlated(correlation_id: int, rest: bytes) -> bytes:
 
 
 def negotiation() -> VersionNegotiation:
-    return VersionNegotiation(RequestHeaders("me"), "1.0")
+    return VersionNegotiation(RequestHeaders("me"), "1.0", ANY_BROKER)
 
 
 def welcomed(in_flight_max: int = 5) -> ProtocolState[str]:
     headers = RequestHeaders("me")
-    made = VersionNegotiation(headers, "1.0")
+    made = VersionNegotiation(headers, "1.0", ANY_BROKER)
     made.build_request()
     answer = ApiVersionsResponse(
         api_keys=(
@@ -64,7 +65,7 @@ def welcomed(in_flight_max: int = 5) -> ProtocolState[str]:
 
 
 def test_the_first_frame_asks_for_versions_in_the_newest_form() -> None:
-    assert header(negotiation().build_request()) == (18, 4, 1, "me")
+    assert header(negotiation().build_request()) == (18, 5, 1, "me")
 
 
 def test_versions_and_features_are_read() -> None:
@@ -92,17 +93,17 @@ def test_an_older_broker_is_asked_again_in_a_version_it_has(
 
 
 def test_a_broker_that_refuses_its_own_offer_is_asked_for_less_and_then_given_up() -> None:
-    """A range that says 4 and a refusal of 4: each question is for an older version, so it ends."""
+    """A range that says 5 and a refusal of 5: each question is for an older version, so it ends."""
     made = negotiation()
     made.build_request()
     refusal = encode(
-        ApiVersionsResponse(error_code=35, api_keys=(ApiVersion(api_key=18, min_version=0, max_version=4),)),
+        ApiVersionsResponse(error_code=35, api_keys=(ApiVersion(api_key=18, min_version=0, max_version=5),)),
         0,
     )
-    for asked in range(1, 5):
+    for asked in range(1, 6):
         assert isinstance(made.handle_response(correlated(asked, refusal)), bytes)
     with pytest.raises(NotSupported, match="UNSUPPORTED_VERSION"):
-        made.handle_response(correlated(5, refusal))
+        made.handle_response(correlated(6, refusal))
 
 
 def test_another_error_ends_the_negotiation() -> None:

@@ -13,7 +13,7 @@ import org.apache.kafka.common.protocol.types.Type;
 /**
  * Prints the layout of every API and version of a released Kafka, one line each, as its own classes have it.
  *
- * java -cp kafka-clients-4.3.1.jar:slf4j-api.jar KafkaLayouts.java > kafka-4.3.1-layouts.txt
+ * java -cp kafka-clients-4.4.0.jar:slf4j-api.jar KafkaLayouts.java > kafka-4.4.0-layouts.txt
  *
  * name:type    ~ compact    ? nullable    [..] array    {..} struct    <n name:type> tagged    + tagged section
  */

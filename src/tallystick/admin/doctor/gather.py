@@ -42,9 +42,10 @@ from tallystick.client.errors import (
     Unreachable,
     build_broker_error,
 )
+from tallystick.client.net.broker_connection import connect
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.login import ClientSecurity
-from tallystick.client.net.network import Connection, ConnectionSettings, NetworkMetrics, connect
+from tallystick.client.net.network import Connection, ConnectionSettings, NetworkMetrics
 from tallystick.client.net.protocol_state import NodeApiVersions
 from tallystick.client.settings.config import Address, ClientConfig
 from tallystick.client.settings.security_config import SecurityConfig

@@ -236,6 +236,10 @@ class FeaturesPort(HasAuthorizer, HasFeatures, Protocol):
     """Broker interface for reading and changing the finalized features."""
 
 
+class ApiVersionsPort(HasAuthorizer, HasAddress, HasConfig, HasFeatures, Protocol):
+    """Broker interface for the first request of a connection."""
+
+
 # ----------------------------------------------------------------------------- groups
 
 

@@ -163,6 +163,13 @@ class NotKafka(Unreachable):
     """
 
 
+class WrongBroker(Unreachable):
+    """Another broker than the one that metadata lists answers at its address (KIP-1242): nothing was sent.
+
+    The client forgets the brokers it knew, and begins again from bootstrap.servers.
+    """
+
+
 class AuthenticationFailed(ClientError):
     """The broker refused the login, or the client the broker: nothing was sent.
 

@@ -36,6 +36,7 @@ from tallystick.client.errors import (
     NotSupported,
     TimedOut,
     Unreachable,
+    WrongBroker,
 )
 from tallystick.client.net.backoff import compute_backoff_ms, shuffle, uniform
 from tallystick.client.net.broker_connection import BrokerConnection
@@ -45,7 +46,13 @@ from tallystick.client.net.metadata import MetadataImage, Node, TopicInfo
 from tallystick.client.net.metadata_cache import MetadataCache
 from tallystick.client.net.network import CLOSE_TIMEOUT_S, ConnectionSettings, NetworkMetrics
 from tallystick.client.net.pending_request import PendingRequest, RequestBuilder
-from tallystick.client.net.protocol_state import NO_FEATURE_LEVELS, FeatureLevels, NodeApiVersions
+from tallystick.client.net.protocol_state import (
+    ANY_BROKER,
+    NO_FEATURE_LEVELS,
+    BrokerIdentity,
+    FeatureLevels,
+    NodeApiVersions,
+)
 from tallystick.client.net.retry_scope import (
     Deadline,
     enter_retry_scope,
@@ -76,15 +83,22 @@ class ConnectionPool:
     The addresses of bootstrap.servers have negative node ids.
     """
 
-    def __init__(self, settings: ConnectionSettings, nodes: Callable[[], Mapping[int, Node]]) -> None:
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        get_image: Callable[[], MetadataImage],
+        forget_cluster: Callable[[], None],
+    ) -> None:
         """Create a pool without connections.
 
         Args:
-            nodes: returns the brokers that metadata lists now.
+            get_image: returns the metadata as it is now.
+            forget_cluster: makes the client begin again from bootstrap.servers.
         """
         self.network_metrics = NetworkMetrics()
         self.finalized_features: FeatureLevels = NO_FEATURE_LEVELS
-        self._settings, self._config, self._get_nodes = settings, settings.config, nodes
+        self._settings, self._config = settings, settings.config
+        self._get_image, self._forget_cluster = get_image, forget_cluster
         self._bootstrap = settings.config.bootstrap_addresses
         self._connections: dict[tuple[Address, str], BrokerConnection] = {}
         self._is_closed = False
@@ -97,7 +111,7 @@ class ConnectionPool:
         connection = self._connections.get((address, connection_name))
         if connection is None:
             connection = self._connections[address, connection_name] = BrokerConnection(
-                address, self._settings, self.network_metrics, self._on_open
+                address, self._settings, self.network_metrics, self
             )
         return connection
 
@@ -105,7 +119,7 @@ class ConnectionPool:
         """Return the address of a broker. Raises: Unreachable if metadata does not list it."""
         if node_id < 0:
             return self._bootstrap[-1 - node_id]
-        node = self._get_nodes().get(node_id)
+        node = self._get_image().nodes.get(node_id)
         if node is None:
             raise Unreachable(f"broker {node_id}", "the cluster does not list it")
         return node.address
@@ -117,7 +131,7 @@ class ConnectionPool:
         """
         if self._is_closed:
             raise Closed("the client was closed")
-        nodes_by_id = self._get_nodes()
+        nodes_by_id = self._get_image().nodes
         nodes = list(nodes_by_id)
         shuffle(nodes)
         nodes.sort(key=self._rank_candidate)
@@ -148,15 +162,32 @@ class ConnectionPool:
         self.finalized_features = NO_FEATURE_LEVELS
         for connection in self._connections.values():
             if connection.current_versions is not None:
-                self._on_open(connection.current_versions)
+                self.note_open(connection.current_versions)
 
     def close(self) -> list["asyncio.Future[None]"]:
         """Close every connection; return futures that are done when the sockets are closed."""
         self._is_closed = True
         return [end for link in self._connections.values() if (end := link.close()) is not None]
 
-    def _on_open(self, versions: NodeApiVersions) -> None:
+    # What its links ask and tell it.
+
+    def identify(self, address: Address) -> BrokerIdentity:
+        """Return the broker that metadata lists at an address, or ANY_BROKER (KIP-1242)."""
+        config, image = self._config, self._get_image()
+        if not config.metadata_cluster_check_enable or config.metadata_recovery_strategy == "none":
+            return ANY_BROKER
+        ids = [node.id for node in image.nodes.values() if node.address == address]
+        # Behind one address of several brokers any of them may answer.
+        return BrokerIdentity(image.cluster_id, ids[0]) if image.cluster_id and len(ids) == 1 else ANY_BROKER
+
+    def note_open(self, versions: NodeApiVersions) -> None:
+        """Record the features that a broker reported."""
         self.note_features(versions.features)
+
+    def note_wrong_broker(self, failure: WrongBroker) -> None:
+        """Forget the cluster: another broker, perhaps of another cluster, has the address of one of its own."""
+        _log.warning("%s: beginning again from bootstrap.servers", failure.what())
+        self._forget_cluster()
 
 
 class Cluster:
@@ -188,7 +219,8 @@ class Cluster:
                 response_bytes_max=answer_bytes_max,
                 security=ClientSecurity(config.security),
             ),
-            lambda: self._metadata.image.nodes,
+            lambda: self._metadata.image,
+            self._forget_cluster,
         )
         self._metadata = MetadataCache(
             self._send_metadata_request,
@@ -441,6 +473,11 @@ class Cluster:
     ) -> None:
         """Apply new leaders and their epochs from a response (KIP-951), without a metadata request."""
         self._metadata.update_leaders(leaders, nodes)
+
+    def _forget_cluster(self) -> None:
+        self._metadata.forget_cluster()
+        self._coordinators.forget_node()
+        self.connections.forget_features()
 
     async def _send_metadata_request(self, request: MetadataRequest) -> MetadataResponse:
         response = await self.send_to_any(request, MetadataResponse)

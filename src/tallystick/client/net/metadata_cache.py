@@ -168,6 +168,11 @@ class MetadataCache:
         self._refresh_task.cancel()
         return [self._refresh_task]
 
+    def forget_cluster(self) -> None:
+        """Begin again from bootstrap.servers, soon; the topics of interest stay."""
+        self.image = EMPTY_IMAGE
+        self.request_update()
+
     async def _run_refreshes(self) -> None:
         while self._pending_refresh is not None and not self._is_closed:
             self._running_refresh, self._pending_refresh = self._pending_refresh, None

@@ -21,15 +21,11 @@ the caller's wait ends, and the answer is dropped when it arrives.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from contextvars import Context
-from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 import tallystick
 from tallystick.client.errors import (
-    AuthenticationFailed,
     BadAnswer,
     ClientError,
     Closed,
@@ -38,13 +34,16 @@ from tallystick.client.errors import (
     NotSupported,
     TlsFailed,
     Unreachable,
+    WrongBroker,
 )
 from tallystick.client.errors.rules import infer_loss_effect
-from tallystick.client.net.backoff import compute_backoff_ms, uniform
+from tallystick.client.net.backoff import uniform
 from tallystick.client.net.login import ClientSecurity
 from tallystick.client.net.login_exchange import HANDSHAKE_VERSION, LoginRequest, choose_reauthentication_ms
 from tallystick.client.net.pending_request import PendingRequest, RequestBuilder
 from tallystick.client.net.protocol_state import (
+    BrokerIdentity,
+    Misrouted,
     NodeApiVersions,
     ProtocolState,
     RequestHeaders,
@@ -66,14 +65,9 @@ READ_BUFFER_BYTES: Final = 64 * KIB
 PREALLOCATED_FRAME_BYTES: Final = 2 * MIB
 WRITE_HIGH_WATER_BYTES: Final = 1 * MIB
 CLOSE_TIMEOUT_S: Final = 1.0
-_END_IN_HANDSHAKE: Final = (
-    "the peer closed the connection in the TLS handshake: is that a port without TLS? Then security.protocol "
-    "is PLAINTEXT or SASL_PLAINTEXT"
-)
 _END_BEFORE_ANSWER: Final = (
     "nothing was answered; is that a port with TLS? Then security.protocol is SSL or SASL_SSL"
 )
-_ACCEPT: Final = "accept the connection"
 # Requests for which several callers wait, and none of them knows the broker.
 _LOOKUPS: Final = (ApiKey.METADATA, ApiKey.FIND_COORDINATOR)
 _LOGIN_HINT: Final = "a listener that asks for a login does so: see security.protocol"
@@ -136,7 +130,7 @@ class _Phase(Protocol):
     """Meaning of a socket's events in one phase of its life."""
 
     def handle_frame(self, body: bytes | bytearray) -> None:
-        """Handle a frame. Raises: DecodeError, NotSupported; the connection ends then."""
+        """Handle a frame. Raises: DecodeError, NotSupported, Misrouted; the connection ends then."""
 
     def fail(self, why: Exception, hint: str = "") -> None:
         """Close at once."""
@@ -148,7 +142,7 @@ class _Phase(Protocol):
         """Write the requests that may be sent now."""
 
 
-class _SocketProtocol(asyncio.BufferedProtocol):
+class SocketProtocol(asyncio.BufferedProtocol):
     """Callbacks of asyncio for one socket: cuts bytes into frames, and hands them to the phase."""
 
     phase: _Phase
@@ -160,13 +154,15 @@ class _SocketProtocol(asyncio.BufferedProtocol):
         settings: ConnectionSettings,
         metrics: NetworkMetrics,
         ready: "asyncio.Future[Connection]",
+        wanted: BrokerIdentity,
     ) -> None:
         """Create a protocol without a socket.
 
         Args:
             ready: yields the connection when the versions are negotiated, or Unreachable.
         """
-        self.address, self.settings, self.metrics, self.ready = address, settings, metrics, ready
+        self.address, self.settings, self.metrics = address, settings, metrics
+        self.ready, self.wanted = ready, wanted
         self.is_writing_paused = False
         self._receive_buffer = ReceiveBuffer(
             READ_BUFFER_BYTES, settings.response_bytes_max, Preallocation(PREALLOCATED_FRAME_BYTES)
@@ -190,7 +186,7 @@ class _SocketProtocol(asyncio.BufferedProtocol):
             self._receive_buffer.add(nbytes)
             while (body := self._receive_buffer.take_frame()) is not None:
                 self.phase.handle_frame(body)
-        except NotSupported as exc:
+        except (NotSupported, Misrouted) as exc:
             self.phase.fail(exc)
         except DecodeError as exc:
             self.phase.fail(exc, guess_protocol(self._receive_buffer.unconsumed))
@@ -211,10 +207,10 @@ class _SocketProtocol(asyncio.BufferedProtocol):
 class _Handshake:
     """First phase of a socket: ApiVersions, until both sides have found a version."""
 
-    def __init__(self, socket: _SocketProtocol, transport: asyncio.Transport) -> None:
+    def __init__(self, socket: SocketProtocol, transport: asyncio.Transport) -> None:
         self._socket, self._transport = socket, transport
         self._headers = RequestHeaders(socket.settings.config.client_id)
-        self._negotiation = VersionNegotiation(self._headers, tallystick.__version__)
+        self._negotiation = VersionNegotiation(self._headers, tallystick.__version__, socket.wanted)
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         transport.write(self._negotiation.build_request())
 
@@ -248,7 +244,8 @@ class _Handshake:
         address, text = str(self._socket.address), _describe_error(why or _CLOSED_BY_BROKER, hint)
         # TLS 1.3: a broker refuses the client's certificate after the client's side of the handshake.
         is_refusal = isinstance(why, ssl.SSLError) and not isinstance(why, ssl.SSLEOFError)
-        self._socket.ready.set_exception((TlsFailed if is_refusal else Unreachable)(address, text))
+        kind = TlsFailed if is_refusal else WrongBroker if isinstance(why, Misrouted) else Unreachable
+        self._socket.ready.set_exception(kind(address, text))
 
 
 class Connection:
@@ -256,7 +253,7 @@ class Connection:
 
     def __init__(
         self,
-        socket: _SocketProtocol,
+        socket: SocketProtocol,
         transport: asyncio.Transport,
         headers: RequestHeaders,
         versions: NodeApiVersions,
@@ -270,7 +267,7 @@ class Connection:
         self._max_idle_ms = settings.config.connections_max_idle_ms
         self._throttle_ms_max = settings.config.request_timeout_ms
         self._loop = asyncio.get_running_loop()
-        self._has_scatter_write = _is_uvloop(self._loop)
+        self._has_scatter_write = is_uvloop(self._loop)
         self._send_queue: deque[tuple[PendingRequest, int, list[bytes | memoryview]]] = deque()
         # KIP-219: the broker throttles this connection.
         self._throttle_timer: asyncio.TimerHandle | None = None
@@ -567,131 +564,5 @@ def _encode_body(message: object, spec: ApiSpec, version: int) -> list[bytes | m
         raise NotSupported(f"{spec.name} version {version}", str(exc)) from exc
 
 
-class ConnectProgress:
-    """Next step of the broker in an attempt to connect, for the texts of limits that pass."""
-
-    __slots__ = ("step",)
-
-    def __init__(self) -> None:
-        self.step = _ACCEPT
-
-
-async def connect(
-    address: Address,
-    settings: ConnectionSettings,
-    metrics: NetworkMetrics,
-    failures: int = 0,
-    progress: ConnectProgress | None = None,
-) -> Connection:
-    """Open a connection: TCP, TLS, ApiVersions, login, the second and the last if they are configured.
-
-    Args:
-        failures: number of earlier failures, which lengthen socket.connection.setup.timeout.ms.
-        progress: told every step.
-    Raises: Unreachable, within that limit plus request.timeout.ms for each answer; AuthenticationFailed.
-    """
-    config, security = settings.config, settings.security
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[Connection] = loop.create_future()
-    progress = progress or ConnectProgress()
-    has_tls = security.ssl_context is not None
-    progress.step = f"{_ACCEPT} and finish the TLS handshake" if has_tls else _ACCEPT
-
-    def create_protocol() -> _SocketProtocol:
-        if has_tls and not _is_uvloop(loop):
-            # asyncio asks for the protocol when the socket is connected, uvloop before.
-            progress.step = "finish the TLS handshake"
-        return _SocketProtocol(address, settings, metrics, ready)
-
-    setup_ms = compute_backoff_ms(
-        failures,
-        config.socket_connection_setup_timeout_ms,
-        config.socket_connection_setup_timeout_max_ms,
-        uniform(),
-    )
-    try:
-        limit = "socket.connection.setup.timeout.ms"
-        async with _bound_connect_step(address, progress, limit, setup_ms, has_tls=has_tls):
-            transport, _ = await loop.create_connection(
-                create_protocol,
-                address.host,
-                address.port,
-                **_list_tls_arguments(address, security.ssl_context, setup_ms),
-            )
-        try:
-            _set_socket_buffers(transport, config)
-            progress.step = "answer ApiVersions"
-            limit_ms = config.request_timeout_ms
-            async with _bound_connect_step(address, progress, "request.timeout.ms", limit_ms):
-                connection = await asyncio.shield(ready)
-            if security.has_login:
-                progress.step = "answer the login"
-                await _log_in(connection)
-            return connection
-        except BaseException:
-            transport.abort()
-            raise
-    finally:
-        ready.cancel()
-
-
-def _is_uvloop(loop: asyncio.AbstractEventLoop) -> bool:
+def is_uvloop(loop: asyncio.AbstractEventLoop) -> bool:
     return type(loop).__module__.startswith("uvloop")
-
-
-def _list_tls_arguments(address: Address, context: ssl.SSLContext | None, timeout_ms: int) -> dict[str, Any]:
-    if context is None:
-        return {}
-    return {
-        "ssl": context,
-        "server_hostname": address.host,
-        "ssl_handshake_timeout": timeout_ms / 1000,
-        "ssl_shutdown_timeout": CLOSE_TIMEOUT_S,
-    }
-
-
-async def _log_in(connection: Connection) -> None:
-    """Log in for the first time. Raises: AuthenticationFailed, Unreachable."""
-    address = str(connection.address)
-    try:
-        await connection.log_in()
-    except (AuthenticationFailed, Unreachable):
-        raise
-    except NotSupported as exc:
-        raise AuthenticationFailed(address, exc.what()) from exc
-    except ConnectionLost as exc:
-        raise Unreachable(address, f"the connection ended during the login: {exc.why}") from exc
-    except ClientError as exc:
-        raise Unreachable(address, exc.what()) from exc
-
-
-@asynccontextmanager
-async def _bound_connect_step(
-    address: Address, progress: ConnectProgress, limit: str, length_ms: int, *, has_tls: bool = False
-) -> AsyncIterator[None]:
-    """Turn everything that prevents a connection, an invalid host or port included, into Unreachable."""
-    try:
-        async with asyncio.timeout(length_ms / 1000):
-            yield
-    except TimeoutError as exc:
-        raise Unreachable(
-            str(address), f"took longer to {progress.step} than {limit} = {length_ms} ms"
-        ) from exc
-    except ssl.SSLError as exc:
-        if isinstance(exc, ssl.SSLEOFError):
-            raise Unreachable(str(address), _END_IN_HANDSHAKE) from exc
-        raise TlsFailed(str(address), explain_handshake_failure(exc)) from exc
-    except (ConnectionResetError, ConnectionAbortedError) as exc:
-        # asyncio ends a handshake with these; a port that is closed refuses before it.
-        raise Unreachable(
-            str(address), _END_IN_HANDSHAKE if has_tls else str(exc) or type(exc).__name__
-        ) from exc
-    except (OSError, OverflowError, UnicodeError) as exc:
-        raise Unreachable(str(address), str(exc) or type(exc).__name__) from exc
-
-
-def _set_socket_buffers(transport: asyncio.BaseTransport, config: ClientConfig) -> None:
-    socket = transport.get_extra_info("socket")
-    for option, size in ((SO_RCVBUF, config.receive_buffer_bytes), (SO_SNDBUF, config.send_buffer_bytes)):
-        if size is not None and socket is not None:
-            socket.setsockopt(SOL_SOCKET, option, size)

@@ -51,6 +51,19 @@ class FeatureLevels(Value):
 NO_FEATURE_LEVELS: Final = FeatureLevels(-1, MappingProxyType({}))
 
 
+class BrokerIdentity(Value):
+    """A broker as metadata lists it, to be told to whoever answers at its address (KIP-1242)."""
+
+    cluster_id: str | None
+    node_id: int
+
+    def __str__(self) -> str:
+        return f"broker {self.node_id} of cluster {self.cluster_id}"
+
+
+ANY_BROKER: Final = BrokerIdentity(None, -1)
+
+
 class NodeApiVersions(Value):
     """API versions and features that one broker announced."""
 
@@ -120,24 +133,32 @@ class RequestHeaders:
         return header + name + tags
 
 
+class Misrouted(Exception):
+    """Another broker answered than the wanted one (KIP-1242)."""
+
+
 class VersionNegotiation:
     """First exchange of a connection: asks for the broker's API versions until one version is understood."""
 
-    __slots__ = ("_headers", "_software_version", "_version")
+    __slots__ = ("_headers", "_software_version", "_version", "_wanted")
 
-    def __init__(self, headers: RequestHeaders, software_version: str) -> None:
+    def __init__(self, headers: RequestHeaders, software_version: str, wanted: BrokerIdentity) -> None:
         """Create a negotiation that has sent nothing.
 
         Args:
             software_version: the version of this program that is sent to brokers (KIP-511).
+            wanted: the broker that is to answer, or ANY_BROKER.
         """
-        self._headers, self._software_version = headers, software_version
+        self._headers, self._software_version, self._wanted = headers, software_version, wanted
         self._version = _API_VERSIONS.max_version
 
     def build_request(self) -> bytes:
         """Return the ApiVersions request frame."""
         request = ApiVersionsRequest(
-            client_software_name="tallystick", client_software_version=self._software_version
+            client_software_name="tallystick",
+            client_software_version=self._software_version,
+            cluster_id=self._wanted.cluster_id,
+            node_id=self._wanted.node_id,
         )
         body = encode(request if self._version >= 3 else ApiVersionsRequest(), self._version)
         return self._headers.build(_API_VERSIONS, self._version, len(body)) + body
@@ -145,7 +166,7 @@ class VersionNegotiation:
     def handle_response(self, body: Buffer) -> NodeApiVersions | bytes:
         """Return the versions; or the request to send again if an older version is needed.
 
-        Raises: DecodeError; NotSupported when the two sides share no version.
+        Raises: DecodeError; NotSupported when the two sides share no version; Misrouted.
         """
         _check_correlation_id(body, self._headers.correlation_id)
         at = _CORRELATION_ID.size
@@ -158,6 +179,8 @@ class VersionNegotiation:
             if self._version < 0:
                 raise DecodeError(f"ApiVersions up to version {theirs}")
             return self.build_request()
+        if code == ErrorCode.REBOOTSTRAP_REQUIRED and self._wanted != ANY_BROKER:
+            raise Misrouted(f"it is not {self._wanted}")
         if code != ErrorCode.NONE:
             raise NotSupported("ApiVersions", f"the broker answered {get_error_name(code)}")
         answer = decode(ApiVersionsResponse, memoryview(body)[at:], self._version)

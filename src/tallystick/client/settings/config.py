@@ -120,6 +120,11 @@ class ClientConfig:
         "What to do if no known broker can be reached: start again from bootstrap.servers, or keep trying.",
         choices=("rebootstrap", "none"),
     )
+    metadata_cluster_check_enable: bool = setting(
+        True,
+        "Say which broker of which cluster is wanted, so that another one refuses (Kafka 4.4, KIP-1242). "
+        "No effect with metadata.recovery.strategy=none.",
+    )
     receive_buffer_bytes: int | None = setting(
         None,
         "SO_RCVBUF; if not set, the operating system chooses. Kafka's default is 32768 (producer) or 65536.",

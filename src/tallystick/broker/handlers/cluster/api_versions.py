@@ -1,11 +1,14 @@
-"""ApiVersions: the served APIs and versions, from the dispatch table, and the features (KIP-584)."""
+"""ApiVersions: the served APIs and versions, from the dispatch table, and the features (KIP-584).
+
+A client may name the broker it wants, and learns here that a connection was misrouted (KIP-1242).
+"""
 
 import re
 from collections.abc import Iterable
 from typing import Final
 
 from tallystick.broker.handlers.dispatch import Handler
-from tallystick.broker.handlers.ports import FeaturesPort
+from tallystick.broker.handlers.ports import ApiVersionsPort
 from tallystick.broker.metadata.features import SUPPORTED_FEATURES
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -30,11 +33,16 @@ def make_handler(specs: Iterable[ApiSpec]) -> Handler[ApiVersionsRequest]:
     )
 
     def handle(
-        broker: FeaturesPort, request: ApiVersionsRequest, context: RequestContext
+        broker: ApiVersionsPort, request: ApiVersionsRequest, context: RequestContext
     ) -> ApiVersionsResponse:
         software = (request.client_software_name, request.client_software_version)
         if context.api_version >= 3 and not all(_SOFTWARE.fullmatch(name) for name in software):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+        if (request.cluster_id is None) != (request.node_id == -1):
+            return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+        wanted = (request.cluster_id, request.node_id)
+        if request.cluster_id is not None and wanted != (broker.cluster_id, broker.config.node_id):
+            return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
         return ApiVersionsResponse(
             api_keys=api_keys,
             supported_features=_list_supported_features(context.api_version),

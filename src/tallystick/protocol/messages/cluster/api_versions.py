@@ -1,8 +1,9 @@
 """ApiVersions (18): the APIs, versions and features of a broker; the first request of most clients.
 
 Versions: 3 flexible request, client software (KIP-511) and features (KIP-584); 4 allows a feature whose
-minimum version is 0 (KIP-1022). The *response* header always has version 0: a broker answers an unsupported
-version in version 0, so the client must be able to read the header before it knows the version (KIP-511).
+minimum version is 0 (KIP-1022); 5 names the broker that the client wants to reach (KIP-1242). The *response*
+header always has version 0: a broker answers an unsupported version in version 0, so the client must be able
+to read the header before it knows the version (KIP-511).
 """
 
 from typing import Annotated
@@ -10,12 +11,14 @@ from typing import Annotated
 from tallystick.protocol.wire import BOOL, INT16, INT32, INT64, STRING, array, message, struct, wire
 
 
-@message(api_key=18, versions="0-4", flexible="3+")
+@message(api_key=18, versions="0-5", flexible="3+")
 class ApiVersionsRequest:
-    """Name and version of the client software."""
+    """Name and version of the client software, and the broker it wants: both ids, or neither (KIP-1242)."""
 
     client_software_name: Annotated[str, wire(STRING, "3+", ignorable=True)] = ""
     client_software_version: Annotated[str, wire(STRING, "3+", ignorable=True)] = ""
+    cluster_id: Annotated[str | None, wire(STRING, "5+", nullable="5+", ignorable=True)] = None
+    node_id: Annotated[int, wire(INT32, "5+", ignorable=True)] = -1
 
 
 @struct
@@ -39,7 +42,7 @@ class FinalizedFeatureKey:
     min_version_level: Annotated[int, wire(INT16, "3+")] = 0
 
 
-@message(api_key=18, versions="0-4", flexible="3+")
+@message(api_key=18, versions="0-5", flexible="3+")
 class ApiVersionsResponse:
     """The supported versions of each API, and the features.
 
