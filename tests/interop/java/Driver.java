@@ -8,6 +8,7 @@ import java.io.ByteArrayOutputStream;
 import java.io.InputStream;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.lang.reflect.Proxy;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -36,7 +37,6 @@ import org.apache.kafka.common.errors.OutOfOrderSequenceException;
 import org.apache.kafka.common.errors.ProducerFencedException;
 import org.apache.kafka.common.errors.RebalanceInProgressException;
 import org.apache.kafka.common.header.Header;
-import org.apache.kafka.common.utils.Exit;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
@@ -64,8 +64,7 @@ public final class Driver {
     public static void main(String[] unused) throws Exception {
         PrintStream answers = System.out;
         System.setOut(System.err);
-        Exit.setExitProcedure((code, message) -> { throw new Exited(code); });
-        Exit.setHaltProcedure((code, message) -> { throw new Exited(code); });
+        interceptExits();
         BufferedReader commands = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = commands.readLine(); line != null; line = commands.readLine()) {
             ObjectNode answer = JSON.createObjectNode();
@@ -79,6 +78,23 @@ public final class Driver {
             answers.flush();
         }
         for (Member member : MEMBERS.values()) member.finish("close");
+    }
+
+    /** The class by which tools end the process has another package since Kafka 4.4. */
+    private static void interceptExits() throws ReflectiveOperationException {
+        Class<?> exit;
+        try {
+            exit = Class.forName("org.apache.kafka.common.utils.internals.Exit");
+        } catch (ClassNotFoundException isOlder) {
+            exit = Class.forName("org.apache.kafka.common.utils.Exit");
+        }
+        Class<?> procedure = Class.forName(exit.getName() + "$Procedure");
+        Object end = Proxy.newProxyInstance(
+            Driver.class.getClassLoader(), new Class<?>[] {procedure}, (self, method, arguments) -> {
+                throw new Exited((int) arguments[0]);
+            });
+        exit.getMethod("setExitProcedure", procedure).invoke(null, end);
+        exit.getMethod("setHaltProcedure", procedure).invoke(null, end);
     }
 
     private static void run(JsonNode command, ObjectNode answer) throws Exception {

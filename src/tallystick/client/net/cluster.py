@@ -185,7 +185,7 @@ class ConnectionPool:
         self.note_features(versions.features)
 
     def note_wrong_broker(self, failure: WrongBroker) -> None:
-        """Forget the cluster: another broker, perhaps of another cluster, has the address of one of its own."""
+        """Forget the cluster: a broker of another one, or another of its own, has the address."""
         _log.warning("%s: beginning again from bootstrap.servers", failure.what())
         self._forget_cluster()
 
