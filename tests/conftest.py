@@ -171,6 +171,11 @@ def postgresql() -> Iterator[servers.PostgreSQL]:
 
 
 @pytest.fixture(scope="session")
+def pgbouncer(postgresql: servers.PostgreSQL) -> Iterator[servers.PgBouncer]:
+    yield from servers.running(lambda: servers.PgBouncer(postgresql))
+
+
+@pytest.fixture(scope="session")
 def mariadb() -> Iterator[servers.MariaDB]:
     yield from servers.running(servers.MariaDB)
 

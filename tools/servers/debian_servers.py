@@ -1,4 +1,4 @@
-"""MariaDB and ZooKeeper from Debian's packages, unpacked into .cache/ and run from there.
+"""MariaDB, ZooKeeper and PgBouncer from Debian's packages, unpacked into .cache/ and run from there.
 
     python -m tools.servers.debian_servers fetch          # into .cache/debian-servers/, once
 
@@ -19,7 +19,7 @@ CACHE: Final = Path(__file__).parents[2] / ".cache" / "debian-servers"
 FETCH_SECONDS_MAX: Final = 100
 
 # Dependencies that the system lacks are added.
-PACKAGES: Final = ("mariadb-server-core", "libzookeeper-java")
+PACKAGES: Final = ("mariadb-server-core", "libzookeeper-java", "pgbouncer")
 _PROGRAMS: Final = ("apt-get", "dpkg")
 _JARS: Final = (
     "zookeeper",
@@ -58,9 +58,7 @@ def fetch() -> Path:
     if is_complete():
         return root
     if lacking := [program for program in _PROGRAMS if shutil.which(program) is None]:
-        raise Unavailable(
-            f"{' and '.join(lacking)} not on the PATH (MariaDB and ZooKeeper are Debian's packages)"
-        )
+        raise Unavailable(f"{' and '.join(lacking)} not on the PATH (these servers are Debian's packages)")
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -77,14 +75,16 @@ def find_mariadb() -> tuple[Path, dict[str, str]]:
     Raises:
         Unavailable: the packages are not available.
     """
-    root = fetch()
-    program = root / "usr" / "sbin" / "mariadbd"
-    if program.exists():
-        libraries = sorted({str(file.parent) for file in root.rglob("*.so*")})
-        return program, {"LD_LIBRARY_PATH": os.pathsep.join(libraries)}
-    if (system_program := shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is None:
-        raise Unavailable("mariadbd is neither installed nor in Debian's mariadb-server-core")
-    return Path(system_program), {}
+    return _find_program("mariadbd")
+
+
+def find_pgbouncer() -> tuple[Path, dict[str, str]]:
+    """Return the path of pgbouncer, and the environment in which it finds its libraries.
+
+    Raises:
+        Unavailable: the packages are not available.
+    """
+    return _find_program("pgbouncer")
 
 
 def find_zookeeper_class_path() -> str:
@@ -102,6 +102,18 @@ def find_zookeeper_class_path() -> str:
     if lacking := [jar for jar, path in paths.items() if path is None]:
         raise Unavailable(f"Debian's libzookeeper-java came without {', '.join(lacking)}.jar")
     return os.pathsep.join(str(path) for path in paths.values())
+
+
+def _find_program(name: str) -> tuple[Path, dict[str, str]]:
+    root = fetch()
+    program = root / "usr" / "sbin" / name
+    if program.exists():
+        libraries = sorted({str(file.parent) for file in root.rglob("*.so*")})
+        return program, {"LD_LIBRARY_PATH": os.pathsep.join(libraries)}
+    # apt downloads nothing of what the system has.
+    if (system_program := shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is None:
+        raise Unavailable(f"{name} is neither installed nor in Debian's packages")
+    return Path(system_program), {}
 
 
 def _take(root: Path) -> None:

@@ -13,8 +13,10 @@ from django.conf import settings
 from django.db import connections
 from kazoo.client import KazooClient, TransactionRequest
 from rocksdict import Options, Rdict, WriteBatch
-from sqlalchemy import make_url, text
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from tests.support.dual_write_stores import Place
 from tests.support.servers import PostgreSQL, ZooKeeper
 
 from tallystick.client.errors import NotSupported
@@ -24,6 +26,7 @@ from tallystick.dualwrite import (
     DeltaStore,
     DjangoStore,
     RocksStore,
+    SqlStore,
     ZooKeeperStore,
 )
 from tallystick.dualwrite.rules.model import StoredState
@@ -38,19 +41,66 @@ if not settings.configured:
     django.setup()
 
 
+def find_place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if kind.startswith("sqlite"):
+        return Place(kind, f"sqlite:///{tmp_path / 'rows.db'}")
+    server = request.getfixturevalue("postgresql" if "postgresql" in kind else "mariadb")
+    pooler = request.getfixturevalue("pgbouncer") if kind.endswith(" pooled") else None
+    return Place(kind, server.url(server.new_database(), port=pooler and pooler.port))
+
+
+@pytest.mark.gate(2)
+class TestSqlStore(StoreSuite):
+    """Each driver, with connections that are kept: some go through a pooler, to another session each time."""
+
+    @pytest.fixture(
+        params=[
+            "postgresql+psycopg",
+            "postgresql+psycopg2",
+            "postgresql+psycopg pooled",
+            "postgresql+psycopg2 pooled",
+            "mysql+pymysql",
+            "mysql+mysqldb",
+            "sqlite",
+        ]
+    )
+    def stores(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], SqlStore]]:
+        if request.param == "mysql+mysqldb":
+            pytest.importorskip("MySQLdb", reason="mysqlclient has no wheels, and needs MariaDB's headers")
+        place = find_place(request.param, request, tmp_path)
+        engines = [create_engine(place.url, connect_args=place.driver_settings) for _ in range(2)]
+        self.engine = engines[0]
+        with self.engine.begin() as connection:
+            connection.execute(text("CREATE TABLE mine (v VARCHAR(20))"))
+        made = iter(engines)
+        yield lambda: SqlStore(next(made))
+        for engine in engines:
+            engine.dispose()
+
+    def write(self, handle: Session, value: str) -> None:
+        handle.execute(text("INSERT INTO mine VALUES (:v)"), {"v": value})
+
+    def read(self, store: SqlStore) -> set[str]:
+        with self.engine.connect() as connection:
+            return set(connection.execute(text("SELECT v FROM mine")).scalars())
+
+
 @pytest.mark.gate(2)
 class TestAsyncSqlStore(StoreSuite):
-    @pytest.fixture(params=["postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy", "sqlite+aiosqlite"])
+    @pytest.fixture(
+        params=[
+            "postgresql+asyncpg",
+            "postgresql+psycopg async",
+            "postgresql+asyncpg pooled",
+            "mysql+asyncmy",
+            "sqlite+aiosqlite",
+        ]
+    )
     def stores(
         self, request: pytest.FixtureRequest, runner: CallRunner, tmp_path: Path
     ) -> Iterator[Callable[[], AsyncSqlStore]]:
-        driver = request.param
-        if driver.startswith("sqlite"):
-            url = f"{driver}:///{tmp_path / 'rows.db'}"
-        else:
-            server = request.getfixturevalue("postgresql" if "postgresql" in driver else "mariadb")
-            url = make_url(server.url(server.new_database())).set(drivername=driver).render_as_string()
-        engines = [create_async_engine(url) for _ in range(2)]
+        place = find_place(request.param, request, tmp_path)
+        engines = [create_async_engine(place.url, connect_args=place.driver_settings) for _ in range(2)]
         self.engine = engines[0]
         runner.call(self._make_table)
         made = iter(engines)
