@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from tallystick.console.collect.sql_rows import open_sql_rows
 from tallystick.console.collect.store_reader import NotRead, StoreAddress, StoreReader
 from tallystick.console.model.snapshot import StoreFacts
 from tallystick.dualwrite import RocksStore, SqlStore
+from tallystick.dualwrite.errors import BadStore
 from tallystick.dualwrite.rules.leases import LeaseRow, LeaseTaking
+from tallystick.dualwrite.stores.by_url import open_store
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
@@ -155,6 +157,56 @@ def test_a_database_that_is_read_cannot_be_written(postgresql: Any) -> None:
     with source._engine.connect() as connection, pytest.raises(Exception, match="read-only transaction"):
         connection.execute(text("CREATE TABLE made (n INTEGER)"))
     source.close()
+
+
+@contextmanager
+def standby_of_postgresql() -> Iterator[str]:
+    """A server that replays and takes no writes: what a replica is until it is promoted."""
+    for server in servers.running(servers.PostgreSQL):
+        url = server.url(server.new_database()).replace("postgresql:", "postgresql+psycopg:")
+        make_tables(url)
+        server.stop()
+        (server.folder / "data" / "standby.signal").touch()
+        server.start()
+        yield url
+
+
+@contextmanager
+def read_only_mariadb(mariadb: servers.MariaDB) -> Iterator[str]:
+    url = mariadb.url(mariadb.new_database()).replace("mysql:", "mysql+pymysql:")
+    make_tables(url)
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        connection.execute(text("SET GLOBAL read_only = 1"))
+        try:
+            yield url
+        finally:
+            connection.execute(text("SET GLOBAL read_only = 0"))
+    engine.dispose()
+
+
+def make_tables(url: str) -> None:
+    engine = create_engine(url)
+    SqlStore(engine).create()
+    engine.dispose()
+
+
+@pytest.mark.gate(1)
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_there_is_no_verdict_from_a_replica(kind: str, request: pytest.FixtureRequest) -> None:
+    """It may lack a decision: the operator would end what the primary has committed."""
+    replica = (
+        read_only_mariadb(request.getfixturevalue("mariadb"))
+        if kind == "mariadb"
+        else standby_of_postgresql()
+    )
+    with replica as url:
+        with open_store(url) as store, pytest.raises(BadStore, match="is a replica"):
+            store.transactional_ids()
+        source = open_sql_rows(url, "shop", 10_000)
+        with pytest.raises(BadStore, match="address of the primary"):
+            source.read()
+        source.close()
 
 
 def test_a_table_that_is_made_later_is_found(postgresql: Any) -> None:

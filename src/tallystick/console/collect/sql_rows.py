@@ -24,7 +24,7 @@ from tallystick.dualwrite.errors import BadStore, CorruptRow
 from tallystick.dualwrite.rules.leases import LeaseList
 from tallystick.dualwrite.rules.model import LEASE_TABLE, TABLE, StoredState, from_columns
 from tallystick.dualwrite.stores.lease_table import LeaseTable, leases_from_rows
-from tallystick.dualwrite.stores.sql_table import MYSQL, DualWriteTables
+from tallystick.dualwrite.stores.sql_table import MYSQL, DualWriteTables, refuse_replicas
 from tallystick.spark.decisions import decision_table
 
 PREPARED_MAX: Final = 1000
@@ -41,8 +41,7 @@ _PREPARED: Final = (
 )
 
 _READ_ONLY: Final = """
-SELECT NOT pg_is_in_recovery()
-    AND (SELECT reset_val FROM pg_settings WHERE name = 'default_transaction_read_only') = 'on'
+SELECT (SELECT reset_val FROM pg_settings WHERE name = 'default_transaction_read_only') = 'on'
     AND NOT EXISTS (
         SELECT 1 FROM pg_db_role_setting JOIN pg_roles ON pg_roles.oid = setrole
         WHERE rolname = session_user AND 'default_transaction_read_only=on' = ANY (setconfig)
@@ -65,6 +64,7 @@ def open_sql_rows(url: str, name: str, limit_ms: int) -> "SqlRows":
     with _lazy.naming_drivers():
         engine = create_engine(address, connect_args=_connect_arguments(address, limit_ms), **pool)
     event.listen(engine, "connect", lambda driver, _: _restrict(driver, address.get_backend_name(), limit_ms))
+    refuse_replicas(engine)
     return SqlRows(engine, name, file)
 
 
@@ -195,8 +195,7 @@ def _describe_engine(connection: Connection) -> str:
 def _read_refusal(connection: Connection) -> str:
     """Read why a PostgreSQL server refuses all writers; "" for any other one.
 
-    A standby is none that writers use. Nor is a setting of this user's own role one that they share. MySQL's
-    `read_only` is that of every replica, so it tells nothing.
+    A setting of this user's own role is none that they share.
     """
     if connection.dialect.name != "postgresql":
         return ""

@@ -115,9 +115,11 @@ def _check_sqlite_file(url: Any) -> None:
 
 def _create_sql_store(engine: Any, schema: str | None, allowed: Collection[str]) -> Store[Any]:
     try:
-        return dualwrite.SqlStore(engine, schema=schema, allow_unsafe_durability=cast(Any, allowed))
+        store = dualwrite.SqlStore(engine, schema=schema, allow_unsafe_durability=cast(Any, allowed))
     except ValueError as exc:
         raise BadConfig(str(exc)) from exc
+    store.refuse_replicas()
+    return store
 
 
 def find_rocksdb_folder(url: str) -> Path:
