@@ -25,6 +25,7 @@ from tests.support.servers import PostgreSQL
 
 from tallystick import Admin
 from tallystick.cli.main import main
+from tallystick.client.errors import IllegalState
 from tallystick.dualwrite import (
     AsyncSqlStore,
     HeuristicMixed,
@@ -137,6 +138,24 @@ def test_pools_of_one_name_share_its_ids_and_give_them_back(
     assert world.check() == ["a", "b", "c"]
     with pytest.raises(NotRecovered, match="closed"):
         first.recover()
+
+
+def test_a_block_inside_a_block_does_not_wait_for_itself(
+    world: World, make_pool: Callable[..., Pool]
+) -> None:
+    """With one id it waited for `wait_s`, and on SQLite for the lock that the block around it has."""
+    pool = make_pool(2)
+    pool.recover()
+    with pool.transaction() as txn:
+        with pytest.raises(IllegalState, match="a block of the pool open"), pool.transaction():
+            pass
+        with pytest.raises(IllegalState, match="a block of the pool open"):
+            pool.run(lambda inner: inner.send(world.topic, b"inside"))
+        txn.send(world.topic, b"around")
+        txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'around')"))
+    pay(world, pool, 2, "after")
+    world.check()
+    assert committed_values(world.broker, world.topic, 0) == ["around", "after"]
 
 
 def test_a_recovered_pool_may_be_recovered_again(world: World, make_pool: Callable[..., Pool]) -> None:

@@ -9,6 +9,7 @@ from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from tallystick.dualwrite.aio.leases import AsyncLeaseKeeper
 from tallystick.dualwrite.aio.writer import DualWriter, Transaction, decorate_work
+from tallystick.dualwrite.block.nesting import refuse_nested
 from tallystick.dualwrite.block.steps import AsyncStepRunner, Wait, Watch
 from tallystick.dualwrite.errors import HeuristicMixed, NotRecovered, RecoveryHalted, WriteInDoubt
 from tallystick.dualwrite.forks import OwningProcess
@@ -161,6 +162,13 @@ class WriterPool(Generic[D]):
             if not self._owning_process.is_forked_child:
                 await self._take_back(acquired)
 
+    @asynccontextmanager
+    async def _lend_once(self, wait_s: float | None) -> AsyncIterator[DualWriter[D]]:
+        """Lend a writer to a caller that has no block of this pool open."""
+        with refuse_nested(self):
+            async with self.writer(wait_s) as writer:
+                yield writer
+
     async def _take_back(self, writers: Sequence[DualWriter[D]]) -> None:
         if self._leases is not None:
             await self._leases.take_back(*writers)
@@ -201,8 +209,11 @@ class WriterPool(Generic[D]):
     async def transaction(
         self, *, wait_visible: bool = False, wait_s: float | None = None
     ) -> AsyncIterator[Transaction[D]]:
-        """Run a dual write under a free id. Raises: as `writer` and DualWriter.transaction."""
-        async with self.writer(wait_s) as writer, writer.transaction(wait_visible=wait_visible) as txn:
+        """Run a dual write under a free id.
+
+        Raises: as `writer` and DualWriter.transaction; IllegalState inside a block of this pool.
+        """
+        async with self._lend_once(wait_s) as writer, writer.transaction(wait_visible=wait_visible) as txn:
             yield txn
 
     async def run(
@@ -214,8 +225,11 @@ class WriterPool(Generic[D]):
         wait_s: float | None = None,
         idempotency_key: IdempotencyKey | None = None,
     ) -> R:
-        """Run `work` in a transaction under a free id, and never apply it twice; see DualWriter.run."""
-        async with self.writer(wait_s) as writer:
+        """Run `work` in a transaction under a free id, and never apply it twice; see DualWriter.run.
+
+        Raises: as `transaction` and DualWriter.run.
+        """
+        async with self._lend_once(wait_s) as writer:
             return await writer.run(
                 work, retries=retries, wait_visible=wait_visible, idempotency_key=idempotency_key
             )

@@ -9,6 +9,7 @@ from queue import LifoQueue
 from types import TracebackType
 from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
+from tallystick.dualwrite.block.nesting import refuse_nested
 from tallystick.dualwrite.block.steps import StepRunner, Wait, Watch
 from tallystick.dualwrite.blocking.leases import LeaseKeeper
 from tallystick.dualwrite.blocking.writer import DualWriter, Transaction, decorate_work
@@ -163,6 +164,12 @@ class WriterPool(Generic[D]):
             if not self._owning_process.is_forked_child:
                 self._take_back(acquired)
 
+    @contextmanager
+    def _lend_once(self, wait_s: float | None) -> Iterator[DualWriter[D]]:
+        """Lend a writer to a caller that has no block of this pool open."""
+        with refuse_nested(self), self.writer(wait_s) as writer:
+            yield writer
+
     def _take_back(self, writers: Sequence[DualWriter[D]]) -> None:
         if self._leases is not None:
             self._leases.take_back(*writers)
@@ -203,8 +210,11 @@ class WriterPool(Generic[D]):
     def transaction(
         self, *, wait_visible: bool = False, wait_s: float | None = None
     ) -> Iterator[Transaction[D]]:
-        """Run a dual write under a free id. Raises: as `writer` and DualWriter.transaction."""
-        with self.writer(wait_s) as writer, writer.transaction(wait_visible=wait_visible) as txn:
+        """Run a dual write under a free id.
+
+        Raises: as `writer` and DualWriter.transaction; IllegalState inside a block of this pool.
+        """
+        with self._lend_once(wait_s) as writer, writer.transaction(wait_visible=wait_visible) as txn:
             yield txn
 
     def run(
@@ -216,8 +226,11 @@ class WriterPool(Generic[D]):
         wait_s: float | None = None,
         idempotency_key: IdempotencyKey | None = None,
     ) -> R:
-        """Run `work` in a transaction under a free id, and never apply it twice; see DualWriter.run."""
-        with self.writer(wait_s) as writer:
+        """Run `work` in a transaction under a free id, and never apply it twice; see DualWriter.run.
+
+        Raises: as `transaction` and DualWriter.run.
+        """
+        with self._lend_once(wait_s) as writer:
             return writer.run(
                 work, retries=retries, wait_visible=wait_visible, idempotency_key=idempotency_key
             )

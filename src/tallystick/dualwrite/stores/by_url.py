@@ -89,6 +89,7 @@ def _open_sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterato
         with _lazy.naming_drivers():
             engine = create_engine(url)
         _check_sqlite_file(engine.url)
+        _lazy.load("tallystick.dualwrite.stores.sql_table").refuse_replicas(engine)
     except BadStore:
         raise
     except _lazy.MissingLibrary as exc:
@@ -115,11 +116,9 @@ def _check_sqlite_file(url: Any) -> None:
 
 def _create_sql_store(engine: Any, schema: str | None, allowed: Collection[str]) -> Store[Any]:
     try:
-        store = dualwrite.SqlStore(engine, schema=schema, allow_unsafe_durability=cast(Any, allowed))
+        return dualwrite.SqlStore(engine, schema=schema, allow_unsafe_durability=cast(Any, allowed))
     except ValueError as exc:
         raise BadConfig(str(exc)) from exc
-    store.refuse_replicas()
-    return store
 
 
 def find_rocksdb_folder(url: str) -> Path:

@@ -442,10 +442,6 @@ class SqlStore:
             txn.rollback()
             raise
 
-    def refuse_replicas(self) -> None:
-        """Read from primaries alone from now on. Raises, at each new connection to another: BadStore."""
-        sql_table.refuse_replicas(self._engine)
-
     def read_state(self, transactional_id: str) -> StoredState | None:
         with self._connect() as connection:
             return self._read_row(connection, transactional_id)
