@@ -54,6 +54,7 @@ UNITS: Final[Mapping[str, Mapping[str, Size]]] = {
     "tallystick.broker.partitions.visibility": {"RESPONSE_BYTES_MIN": 64},
     "tallystick.broker.authorizer.standard_authorizer": {"VERDICTS_MAX": 1},
     "tallystick.broker.authorizer.known_rights": {"TOPIC_IDS_MAX": 1},
+    "tallystick.broker.server.paced_tls": {"PIECE_BYTES": 7},
     "tallystick.broker.server.server": {
         "BUFFER_BYTES": 64,
         "WRITE_HIGH_WATER_BYTES": 64,

@@ -47,7 +47,7 @@ _ACCEPT: Final = "accept the connection"
 
 
 class ConnectionOwner(Protocol):
-    """What a link asks and tells those who know the cluster."""
+    """The pool of a link, which knows the cluster."""
 
     def identify(self, address: Address) -> BrokerIdentity:
         """Return the broker that is to answer at an address."""
@@ -175,7 +175,7 @@ class BrokerConnection:
                 self._network_metrics,
                 self._failure_count,
                 self._connect_progress,
-                self._owner.identify(self.address),
+                wanted=self._owner.identify(self.address),
             )
         except (Unreachable, AuthenticationFailed) as exc:
             if isinstance(exc, WrongBroker):
@@ -250,6 +250,7 @@ async def connect(
     metrics: NetworkMetrics,
     failures: int = 0,
     progress: ConnectProgress | None = None,
+    *,
     wanted: BrokerIdentity = ANY_BROKER,
 ) -> Connection:
     """Open a connection: TCP, TLS, ApiVersions, login, the second and the last if they are configured.

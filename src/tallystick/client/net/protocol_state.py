@@ -52,7 +52,7 @@ NO_FEATURE_LEVELS: Final = FeatureLevels(-1, MappingProxyType({}))
 
 
 class BrokerIdentity(Value):
-    """A broker as metadata lists it, to be told to whoever answers at its address (KIP-1242)."""
+    """A broker as metadata lists it, to be told to the server at its address (KIP-1242)."""
 
     cluster_id: str | None
     node_id: int

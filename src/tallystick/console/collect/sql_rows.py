@@ -23,8 +23,9 @@ from tallystick.console.model.snapshot import (
 from tallystick.dualwrite.errors import BadStore, CorruptRow
 from tallystick.dualwrite.rules.leases import LeaseList
 from tallystick.dualwrite.rules.model import LEASE_TABLE, TABLE, StoredState, from_columns
+from tallystick.dualwrite.stores.by_url import refuse_replicas
 from tallystick.dualwrite.stores.lease_table import LeaseTable, leases_from_rows
-from tallystick.dualwrite.stores.sql_table import MYSQL, DualWriteTables, refuse_replicas
+from tallystick.dualwrite.stores.sql_table import MYSQL, DualWriteTables
 from tallystick.spark.decisions import decision_table
 
 PREPARED_MAX: Final = 1000

@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, urlencode, u
 from tallystick import _lazy, dualwrite
 from tallystick.dualwrite.errors import BadStore
 from tallystick.dualwrite.stores.base import Store
+from tallystick.dualwrite.stores.dialects import IS_REPLICA_SQL
 from tallystick.kernel.ids import is_table_url
 from tallystick.kernel.settings import BadConfig
 
@@ -89,7 +90,7 @@ def _open_sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterato
         with _lazy.naming_drivers():
             engine = create_engine(url)
         _check_sqlite_file(engine.url)
-        _lazy.load("tallystick.dualwrite.stores.sql_table").refuse_replicas(engine)
+        refuse_replicas(engine)
     except BadStore:
         raise
     except _lazy.MissingLibrary as exc:
@@ -103,6 +104,29 @@ def _open_sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterato
         yield _create_sql_store(engine, schema, allowed)
     finally:
         engine.dispose()
+
+
+def refuse_replicas(engine: Any) -> None:
+    """Let an engine of SQLAlchemy connect to primaries alone, where every committed decision is to be seen.
+
+    Raises: BadStore, for each new connection to another server.
+    """
+    query = IS_REPLICA_SQL.get(engine.dialect.name)
+
+    def check_server(driver: Any, _: object) -> None:
+        cursor = driver.cursor()
+        cursor.execute(query)
+        (answer,) = cursor.fetchone()
+        cursor.close()
+        driver.rollback()
+        if str(answer).lower() not in ("0", "off", "false"):
+            raise BadStore(
+                "the database is a replica, or may only be read: a decision may be missing there. "
+                "Give the address of the primary; nothing was read"
+            )
+
+    if query is not None:
+        _lazy.load("sqlalchemy").event.listen(engine, "connect", check_server)
 
 
 def _check_sqlite_file(url: Any) -> None:

@@ -1,4 +1,4 @@
-"""SQL that differs between databases, for stores with and without SQLAlchemy: clock and schema. Pure."""
+"""SQL that differs between databases, for stores with and without SQLAlchemy. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -12,6 +12,14 @@ NOW_MS_SQL: Final[Mapping[str, str]] = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
 }
 """Milliseconds since the Unix epoch by the database's clock, as an SQL expression for each dialect."""
+
+
+IS_REPLICA_SQL: Final[Mapping[str, str]] = {
+    "postgresql": "SELECT pg_is_in_recovery()",
+    "mysql": "SELECT @@global.read_only",
+    "mariadb": "SELECT @@global.read_only",
+}
+"""By dialect; true also of a MySQL or MariaDB server that may only be read for another reason."""
 
 
 FIND_SCHEMA_SQL: Final[Mapping[str, str]] = {

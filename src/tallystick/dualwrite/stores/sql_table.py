@@ -13,7 +13,6 @@ from sqlalchemy import (
     Column,
     Connection,
     Dialect,
-    Engine,
     Executable,
     Insert,
     Integer,
@@ -25,7 +24,6 @@ from sqlalchemy import (
     Text,
     Update,
     bindparam,
-    event,
     false,
     func,
     insert,
@@ -465,35 +463,6 @@ ASYNC_STANDBYS_WARNING: Final = (
 def _require_transaction(autocommit: str, *, open_: bool) -> None:
     if not open_:
         raise UnsafeDurability("autocommit", autocommit, "a transaction")
-
-
-_IS_REPLICA: Final[Mapping[str, str]] = {
-    "postgresql": "SELECT pg_is_in_recovery()",
-    **dict.fromkeys(MYSQL, "SELECT @@global.read_only"),
-}
-
-
-def refuse_replicas(engine: Engine) -> None:
-    """Let an engine connect to primaries alone, where every committed decision is to be seen.
-
-    Raises: BadStore, for each new connection to another server.
-    """
-    query = _IS_REPLICA.get(engine.dialect.name)
-
-    def check_server(driver: Any, _: object) -> None:
-        cursor = driver.cursor()
-        cursor.execute(query)
-        (answer,) = cursor.fetchone()
-        cursor.close()
-        driver.rollback()
-        if str(answer).lower() not in ("0", "off", "false"):
-            raise BadStore(
-                "the database is a replica, or may only be read: a decision may be missing there. "
-                "Give the address of the primary; nothing was read"
-            )
-
-    if query is not None:
-        event.listen(engine, "connect", check_server)
 
 
 def is_missing_table(exc: DBAPIError) -> bool:
