@@ -15,7 +15,8 @@ from tests.support.raw_producer import committed_values, make_topic
 from tests.support.raw_wire import RawConnection
 from tools.servers import apache_kafka
 
-from tallystick.client.errors import BrokerRefused, DecisionExpired, IllegalState, NotSupported
+from tallystick.admin import Admin
+from tallystick.client.errors import BrokerRefused, DecisionExpired, Fenced, IllegalState, NotSupported
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
@@ -205,6 +206,96 @@ def test_what_a_failed_block_left_open_is_ended_by_the_next(unstable: Kafka, tmp
         pay(writer, "b")
         assert writer.modes == {"kafka": Mode.TWO_PHASE_RESUME}
     assert unstable.holds(topic, ["a", "b"])
+
+
+# ---- two clients of one id, of which no InitProducerId has fenced the earlier one
+
+
+async def prepared_by_a_successor(kafka: Kafka, topic: str, other: OtherSystem) -> None:
+    """Recover, and leave a dual write that the other system has decided and Kafka has not."""
+    one_commit = FaultPlan(0, False, concerns=lambda request: isinstance(request, EndTxnRequest))
+    with suppress(Crashed):
+        async with producer(kafka.bootstrap_servers, topic, TWO_PHASE_RESUME, one_commit) as later:
+            await recover(later, other)
+            await dual_write(later, topic, other, "b")
+    assert other.values[-1] == "b"
+
+
+@pytest.mark.parametrize("at", ["complete", "begin"])
+def test_a_client_that_stalled_ends_nothing_of_its_successor(unstable: Kafka, at: str) -> None:
+    """[CLI-40] It looks again before what would end the successor's transaction, and is fenced."""
+    topic, other = unstable.topic(f"stalled-{at}"), OtherSystem()
+
+    async def run() -> None:
+        async with producer(unstable.bootstrap_servers, topic, TWO_PHASE_RESUME) as one:
+            await one.txn.init()
+            await dual_write(one, topic, other, "a")
+        async with producer(unstable.bootstrap_servers, topic, TWO_PHASE_RESUME) as stalled:
+            await stalled.txn.init(keep_prepared_txn=True)
+            token = other.token
+            if at == "complete":
+                await prepared_by_a_successor(unstable, topic, other)
+                with pytest.raises(Fenced, match="begun"):
+                    await stalled.txn.complete(token)
+            else:
+                await stalled.txn.complete(token)
+                await prepared_by_a_successor(unstable, topic, other)
+                with pytest.raises(Fenced, match="begun"):
+                    await stalled.txn.begin()
+        async with producer(unstable.bootstrap_servers, topic, TWO_PHASE_RESUME) as three:
+            assert await recover(three, other) is Completion.COMMITTED
+            await dual_write(three, topic, other, "c")
+
+    asyncio.run(run())
+    assert unstable.holds(topic, ["a", "b", "c"])
+
+
+def test_a_client_that_stalled_at_init_leaves_the_evidence(
+    unstable: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[CLI-41] Its InitProducerId aborts its successor's transaction; repeated, it would also hide that."""
+    topic, other = unstable.topic("at-init"), OtherSystem()
+
+    async def run() -> None:
+        async with producer(unstable.bootstrap_servers, topic, TWO_PHASE_RESUME) as one:
+            await one.txn.init()
+            await dual_write(one, topic, other, "a")
+        async with producer(unstable.bootstrap_servers, topic, TWO_PHASE_RESUME) as stalled:
+            assert await recover(stalled, other) is Completion.NOTHING_IN_DOUBT
+            send, inits = stalled.cluster.send, []
+
+            async def send_late(node_id: int, request: object, answer: type[Any], **how: Any) -> Any:
+                if isinstance(request, InitProducerIdRequest) and not request.keep_prepared_txn:
+                    inits.append(request)
+                    if len(inits) == 1:
+                        await prepared_by_a_successor(unstable, topic, other)
+                return await send(node_id, request, answer, **how)
+
+            monkeypatch.setattr(stalled.cluster, "send", send_late)
+            with pytest.raises(Fenced, match="aborted"):
+                await stalled.txn.begin()
+        async with producer(unstable.bootstrap_servers, topic, TWO_PHASE_RESUME) as three:
+            with pytest.raises(DecisionExpired):
+                await recover(three, other)
+
+    asyncio.run(run())
+    assert unstable.holds(topic, ["a"])
+
+
+def test_what_an_operator_terminates_is_told_by_the_next_recovery(unstable: Kafka) -> None:
+    """[CLI-41] One InitProducerId aborts; the next one would erase that."""
+    topic, other = unstable.topic("terminated"), OtherSystem()
+    asyncio.run(prepared_by_a_successor(unstable, topic, other))
+    with Admin({"bootstrap.servers": unstable.bootstrap_servers}) as admin:
+        ended = admin.force_terminate_transaction(topic, force=True)
+    assert other.token.identity is not None and ended.epoch == other.token.identity.epoch + 1
+
+    async def run() -> None:
+        async with producer(unstable.bootstrap_servers, topic, TWO_PHASE_RESUME) as two:
+            with pytest.raises(DecisionExpired):
+                await recover(two, other)
+
+    asyncio.run(run())
 
 
 # ---- recovery

@@ -387,14 +387,45 @@ class TransactionAdmin:
             transaction_timeout_ms=description.timeout_ms or DEFAULT_TIMEOUT_MS,
         )
         try:
-            _, answer = await call.send_to_coordinator(
-                "transaction", transactional_id, request, InitProducerIdResponse, lambda a: a.error_code
-            )
+            identity = await self._abort_by_init(call, request, description)
         except ClientError as exc:
             _audit.warning("%s: %s", audit_text, exc)
             raise
         _audit.warning("%s: terminated", audit_text)
-        return ProducerIdAndEpoch(ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch))
+        return identity
+
+    async def _abort_by_init(
+        self, call: AdminCall, request: InitProducerIdRequest, before: TransactionDescription
+    ) -> ProducerIdAndEpoch:
+        """Send InitProducerId until what was open has ended; return the id's producer id and epoch.
+
+        Kafka begins to abort, and answers CONCURRENT_TRANSACTIONS: one more request would then erase how the
+        transaction ended, which its client has to find out.
+        """
+        api, name, busy = "InitProducerId", before.transactional_id, ErrorCode.CONCURRENT_TRANSACTIONS
+        was_sent = False
+
+        async def attempt() -> ProducerIdAndEpoch:
+            nonlocal was_sent
+            if was_sent:
+                now = await describe_transaction(call, name)
+                if now.state == "CompleteAbort" and now.writer != before.writer:
+                    return now.writer
+                if now.state.startswith("Prepare"):  # markers are on their way
+                    raise build_broker_error(api, name, busy)
+            was_sent = True
+            _, answer = await call.send_to_coordinator(
+                "transaction",
+                name,
+                request,
+                InitProducerIdResponse,
+                lambda a: 0 if a.error_code == busy else a.error_code,
+            )
+            if answer.error_code:
+                raise build_broker_error(api, name, answer.error_code)
+            return ProducerIdAndEpoch(ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch))
+
+        return await call.cluster.run_with_retries(api, name, attempt, call.deadline)
 
 
 def _build_marker(

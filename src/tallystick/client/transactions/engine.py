@@ -40,7 +40,7 @@ from tallystick.client.transactions.modes import (
     classify_outcome,
 )
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.client.transactions.request_sender import TxnRequestSender
+from tallystick.client.transactions.request_sender import TxnRequestSender, build_overtaken_error
 from tallystick.client.transactions.send_context import TxnSendContext
 from tallystick.client.transactions.state import State, TxnCall, TxnProducerState
 from tallystick.client.transactions.state_holder import TxnStateHolder, require_legal
@@ -122,12 +122,15 @@ class TransactionManager:
         return self.machine.state is State.UNCLAIMED
 
     async def begin(self) -> None:
-        """Begin a transaction. Waits only if `needs_init`."""
+        """Begin a transaction. Waits only if `needs_init`.
+
+        Raises: Fenced if another client has begun one, where recovery has fenced none.
+        """
         if self.needs_init:
             async with self._serialize_call("begin"):
                 former = self.machine.client
                 self._holder.apply_call(TxnCall.CLAIM)
-                await self._initialize(keep=False, former=former)
+                await self._initialize(keep=False, former=former, only_if_idle=True)
         self.begin_now()
 
     def begin_now(self) -> None:
@@ -141,8 +144,10 @@ class TransactionManager:
             self._flow.open_gate()
         self.call_times_ns["begin"] += perf_counter_ns() - began
 
-    async def _initialize(self, *, keep: bool, former: ProducerIdAndEpoch | None) -> None:
-        step = self._initializer.initialize(keep=keep, former=former)
+    async def _initialize(
+        self, *, keep: bool, former: ProducerIdAndEpoch | None, only_if_idle: bool = False
+    ) -> None:
+        step = self._initializer.initialize(keep=keep, former=former, only_if_idle=only_if_idle)
         cancellation = IllegalState("the call was cancelled")
         answer = await self._holder.run_step("InitProducerId", step, cancellation)
         match answer:
@@ -230,7 +235,8 @@ class TransactionManager:
         Nothing in doubt is no error (KIP-939). The cluster is then asked, as far as it can tell, how the
         transaction that `token` names ended.
 
-        Raises: InvalidTxnState; DecisionExpired if that transaction was aborted by the cluster; InDoubt.
+        Raises: InvalidTxnState; DecisionExpired if that transaction was aborted by the cluster; InDoubt; Fenced
+            if another client has begun a transaction since the id was described.
         """
         counted_as = "commit" if token == self.machine.token else "abort"
         async with self._serialize_call(counted_as, traced_as="complete"):
@@ -257,6 +263,10 @@ class TransactionManager:
             now = await self._requests.describe()
             if now is not None and now.state == "Ongoing":
                 self._holder.apply_call(TxnCall.CLAIM)
+                if now.identity != token.identity:  # not of this decision: it may be of a later one
+                    overtaken = build_overtaken_error(self.transactional_id, f"has begun {now.identity}")
+                    self._holder.apply_failure("DescribeTransactions", overtaken)
+                    raise overtaken
                 mode = require(self.machine.mode, "a mode, because the id was described")
                 open_txn = self.machine.apply_description(
                     now.identity, version=self.machine.version, mode=mode

@@ -72,12 +72,13 @@ class TxnInitializer:
         self._requests = requests
 
     async def initialize(
-        self, *, keep: bool, former: ProducerIdAndEpoch | None
+        self, *, keep: bool, former: ProducerIdAndEpoch | None, only_if_idle: bool = False
     ) -> InitializedTxnId | DescribedTxnId:
         """Find the mode and initialise.
 
         Args:
             keep: leave an open transaction as it is, for a decision.
+            only_if_idle: in a mode that recovers by description, end nothing that another client has begun.
             former: our own producer id and epoch, if only the epoch has to move: InitProducerId then fails if
                 another producer took over, instead of fencing it (KIP-360).
         """
@@ -94,7 +95,7 @@ class TxnInitializer:
                     return await self._init_with_keep(mode, offer, former, keep=keep)
                 if keep:
                     return await self._describe(mode, offer)
-                return await self._init_without_keep(mode, offer, former)
+                return await self._init_without_keep(mode, offer, former, only_if_idle=only_if_idle)
             except BrokerRefused as exc:
                 if exc.api != "InitProducerId" or (mode, exc.code) not in MODE_REFUSALS:
                     raise
@@ -124,13 +125,18 @@ class TxnInitializer:
         raise NotSupported("a prepared transaction that outlives its client", str(mode))
 
     async def _init_without_keep(
-        self, mode: Mode | None, offer: ClusterCapabilities, former: ProducerIdAndEpoch | None
+        self,
+        mode: Mode | None,
+        offer: ClusterCapabilities,
+        former: ProducerIdAndEpoch | None,
+        *,
+        only_if_idle: bool = False,
     ) -> InitializedTxnId:
         by_hand = mode is Mode.RESUME and offer.transaction_version < EPOCH_BUMP_VERSION
         if (former is not None or by_hand) and offer.init_version < INIT_EPOCH_BUMP_VERSION:
             raise NotSupported("another epoch for the same producer id", "InitProducerId version 3 (KIP-360)")
         request = replace(self._build_request(former), enable_2pc=mode is Mode.TWO_PHASE_RESUME)
-        client, _ = await self._requests.init_producer_id(request)
+        client, _ = await self._requests.init_producer_id(request, only_if_idle=only_if_idle)
         if by_hand:
             # A transaction that times out ends one epoch above its own. Under version 1 other ends do not
             # move the epoch, so the next transaction skips that one.

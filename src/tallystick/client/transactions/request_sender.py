@@ -63,20 +63,52 @@ class TxnRequestSender:
         return await self._run_with_retries("InitProducerId", attempt)
 
     async def init_producer_id(
-        self, request: InitProducerIdRequest
+        self, request: InitProducerIdRequest, *, only_if_idle: bool = False
     ) -> tuple[ProducerIdAndEpoch, ProducerIdAndEpoch | None]:
-        """Return the client's producer id and epoch, and those of the transaction in doubt, if any."""
+        """Return the client's producer id and epoch, and those of the transaction in doubt, if any.
+
+        Args:
+            only_if_idle: nothing is open, as far as this client knows: before each attempt the id is
+                described. Kafka aborts what is open whatever epoch a request names; it then answers
+                CONCURRENT_TRANSACTIONS, and the next request would erase that it has aborted something.
+        Raises: Fenced, with `only_if_idle`, if another client has begun a transaction.
+        """
         # KIP-939: these fields exist from version 6 on; a lower version would drop them and abort instead.
         keeps = request.keep_prepared_txn or request.enable_2pc
         version = KEEP_API_VERSION if keeps else None
+        tried_at: list[ProducerIdAndEpoch | None] = []
 
         async def attempt() -> tuple[ProducerIdAndEpoch, ProducerIdAndEpoch | None]:
+            if only_if_idle:
+                tried_at.append(self._require_idle(await self.describe(), tried_at))
             answer = await self._send_to_coordinator(
                 request, InitProducerIdResponse, version=version, max_version=KEEP_API_VERSION - 1
             )
             return requests.parse_init_producer_id(self.transactional_id, answer)
 
         return await self._run_with_retries("InitProducerId", attempt)
+
+    def _require_idle(
+        self, now: TxnDescription | None, tried_at: Collection[ProducerIdAndEpoch | None]
+    ) -> ProducerIdAndEpoch | None:
+        """Return the identity at which the id may be initialised.
+
+        Args:
+            tried_at: the same of earlier attempts.
+        """
+        if now is None:
+            return None
+        if now.state == "Ongoing":
+            raise build_overtaken_error(self.transactional_id, f"has begun {now.identity}")
+        if now.state != "Empty" and set(tried_at) - {now.identity}:
+            ended = (
+                f"has begun a transaction, which InitProducerId may have aborted: {now.state} {now.identity}"
+            )
+            raise build_overtaken_error(self.transactional_id, ended)
+        if now.state.startswith("Prepare"):  # markers are on their way
+            code = ErrorCode.CONCURRENT_TRANSACTIONS
+            raise build_broker_error("InitProducerId", self.transactional_id, code)
+        return now.identity
 
     async def describe(self) -> TxnDescription | None:
         """Return the coordinator's description of the id; None when it knows of no such id."""
@@ -188,3 +220,13 @@ class TxnRequestSender:
     async def _run_with_retries(self, api: str, attempt: Callable[[], Awaitable[T]], subject: str = "") -> T:
         deadline = self._cluster.start_deadline("max.block.ms", self._max_block_ms)
         return await self._cluster.run_with_retries(api, subject or self.transactional_id, attempt, deadline)
+
+
+def build_overtaken_error(transactional_id: str, what: str) -> BrokerRefused:
+    """Return the error of a client that has found another one at work where nothing fences either."""
+    return build_broker_error(
+        "InitProducerId",
+        transactional_id,
+        ErrorCode.PRODUCER_FENCED,
+        f"another client of this id {what}; recover it",
+    )

@@ -243,8 +243,9 @@ class DualWriteSession(Generic[D]):
         """Ensure that no producer initialises an id, ending its transaction, after another writer's claim.
 
         Most transactions return the next producer epoch. After one that did not, or after recovery by
-        description, a producer calls InitProducerId when it begins. There a check of the owner before that
-        is the best possible [DW-9]. A transaction left open by a failed block is ended the same way [DW-13].
+        description, a producer calls InitProducerId when it begins. There a check of the owner before that,
+        and the producer's own look at the id, are the best possible [DW-9]. A transaction left open by a
+        failed block is ended the same way [DW-13].
         """
         stale = [
             branch for branch in self._branches_by_id if branch.in_transaction or branch.producer.needs_claim
