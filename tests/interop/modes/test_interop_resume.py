@@ -288,7 +288,8 @@ def test_what_an_operator_terminates_is_told_by_the_next_recovery(unstable: Kafk
     asyncio.run(prepared_by_a_successor(unstable, topic, other))
     with Admin({"bootstrap.servers": unstable.bootstrap_servers}) as admin:
         ended = admin.force_terminate_transaction(topic, force=True)
-    assert other.token.identity is not None and ended.epoch == other.token.identity.epoch + 1
+    assert other.token.identity is not None
+    assert ended.epoch == other.token.identity.epoch + 1
 
     async def run() -> None:
         async with producer(unstable.bootstrap_servers, topic, TWO_PHASE_RESUME) as two:

@@ -235,8 +235,8 @@ class TransactionManager:
         Nothing in doubt is no error (KIP-939). The cluster is then asked, as far as it can tell, how the
         transaction that `token` names ended.
 
-        Raises: InvalidTxnState; DecisionExpired if that transaction was aborted by the cluster; InDoubt; Fenced
-            if another client has begun a transaction since the id was described.
+        Raises: InvalidTxnState; DecisionExpired if that transaction was aborted by the cluster; InDoubt;
+            Fenced if another client has begun one since the id was described.
         """
         counted_as = "commit" if token == self.machine.token else "abort"
         async with self._serialize_call(counted_as, traced_as="complete"):
