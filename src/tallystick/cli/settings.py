@@ -80,8 +80,8 @@ ModeOption = Annotated[
     list[ListedMode] | None,
     typer.Option(
         "--mode",
-        help="What a prepared transaction may rest on, repeatable. Unless given or set: 2pc for a new one, what "
-        "fits for one to end. keep and resume alone promise less: the cluster aborts it after "
+        help="What a prepared transaction may rest on, repeatable. Unless given or set: 2pc for a new one, "
+        "what fits for one to end. keep and resume alone promise less: the cluster aborts it after "
         "transaction.timeout.ms.",
     ),
 ]
