@@ -94,7 +94,7 @@ def test_force_terminate_keeps_the_timeout_of_the_id(cluster: Any, admin: Admin)
     assert before.partitions == {TopicPartition(topic, 0)}
     assert admin.force_terminate_transaction(name).epoch > before.writer.epoch
     after = admin.describe_transactions([name]).one(name)
-    assert (after.state, after.timeout_ms) == ("Empty", 600_000)
+    assert (after.state, after.timeout_ms) == ("CompleteAbort", 600_000)
     assert bool(after.forced_outcomes) == (cluster.name == OURS)
     with pytest.raises(Exception, match=r"(?i)fenced"):
         producer.commit_transaction(30)

@@ -101,10 +101,10 @@ class TxnRequestSender:
         if now.state == "Ongoing":
             raise build_overtaken_error(self.transactional_id, f"has begun {now.identity}")
         if now.state != "Empty" and set(tried_at) - {now.identity}:
-            ended = (
+            text = (
                 f"has begun a transaction, which InitProducerId may have aborted: {now.state} {now.identity}"
             )
-            raise build_overtaken_error(self.transactional_id, ended)
+            raise build_overtaken_error(self.transactional_id, text)
         if now.state.startswith("Prepare"):  # markers are on their way
             code = ErrorCode.CONCURRENT_TRANSACTIONS
             raise build_broker_error("InitProducerId", self.transactional_id, code)
