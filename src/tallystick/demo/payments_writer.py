@@ -1,6 +1,8 @@
 """A writer of `tallystick demo --quick`: it pays, one row and one record at a time, until it is killed."""
 
 import logging
+import multiprocessing
+import os
 import signal
 import threading
 from multiprocessing.connection import Connection
@@ -18,11 +20,13 @@ TOPIC: Final = "payments"
 _LAST: Final = text("SELECT coalesce(max(number), 0) FROM payments WHERE writer = :writer")
 _INSERT: Final = text("INSERT INTO payments VALUES (:writer, :number)")
 _RETRY_S: Final = 0.05
+_log = logging.getLogger(__name__)
 
 
 def pay(name: str, bootstrap_servers: str, url: str, log: Path, findings: Connection) -> None:
-    """Pay until SIGTERM, and send the name of what each recovery finds."""
-    logging.basicConfig(filename=log)
+    """Pay until SIGTERM or the end of the demo, and send the name of what each recovery finds."""
+    logging.basicConfig(filename=log, format="%(asctime)s " + name + " %(message)s")
+    threading.Thread(target=_end_with_demo, daemon=True).start()
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the demo, which ends its writers
@@ -33,8 +37,16 @@ def pay(name: str, bootstrap_servers: str, url: str, log: Path, findings: Connec
                 for each in writer.recover().ids:
                     findings.send(each.finding.name)
                 _pay_until_stopped(writer, name, stopping)
-            except (TallystickError, InDoubt, DBAPIError):  # the broker was killed: find out, and go on
+            except (TallystickError, InDoubt, DBAPIError) as error:  # as after a kill: find out, and go on
+                _log.warning("%s: %s", type(error).__name__, error)
                 stopping.wait(_RETRY_S)
+
+
+def _end_with_demo() -> None:
+    """End this process when the demo has: one that got SIGKILL stops no writers."""
+    if (demo := multiprocessing.parent_process()) is not None:
+        demo.join()
+        os._exit(1)
 
 
 def _pay_until_stopped(writer: DualWriter[SqlTransaction], name: str, stopping: threading.Event) -> None:

@@ -169,11 +169,16 @@ def _make_printer(console: Console) -> Callable[[str], None]:
 
 @contextmanager
 def _open_folder(work_dir: Path | None) -> Iterator[Path]:
-    """Provide the chosen folder, or a temporary one that is kept only if the demo fails."""
+    """Provide the chosen folder, or a temporary one that is kept only if the demo fails.
+
+    Raises: BadParameter, for a folder with files: a former demo's payments are no part of this one.
+    """
     if work_dir is None:
         folder = Path(tempfile.mkdtemp(prefix="tallystick-demo-"))
         yield folder
         shutil.rmtree(folder, ignore_errors=True)
         return
     work_dir.mkdir(parents=True, exist_ok=True)
+    if any(work_dir.iterdir()):
+        raise typer.BadParameter(f"{work_dir} is not empty", param_hint="--work-dir")
     yield work_dir
