@@ -87,16 +87,19 @@ def resolve_expired(
         taking = LeaseTaking(row=row, former=each, duration_ms=RESOLVE_LEASE_MS)
         transactional_id = each.transactional_id
         try:
-            if not dry_run and not store.take_lease(taking):
-                continue
+            is_taken = not dry_run and store.take_lease(taking)
             view = LeasedStore(store, holder)
             stored = view.read_state(transactional_id) or StoredState(
                 transactional_id=transactional_id, owner=""
             )
             with _create_writer(view, config, stored, pooled=True) as writer:
-                (recovered,) = (writer.inspect() if dry_run else writer.recover()).ids
-            if not dry_run:
+                (recovered,) = (writer.recover() if is_taken else writer.inspect()).ids
+            if is_taken:
                 store.release_lease(transactional_id, holder)
+            elif not dry_run:
+                recovered = replace(
+                    recovered, action="left alone: its lease was taken, renewed or given back"
+                )
             yield ResolvedId(transactional_id=transactional_id, recovered=recovered)
         except Exception as exc:  # client and database driver errors have no common base class
             yield _describe_failure(transactional_id, exc)

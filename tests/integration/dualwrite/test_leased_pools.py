@@ -24,6 +24,7 @@ from tests.support.raw_producer import committed_values
 from tests.support.servers import PostgreSQL
 
 from tallystick import Admin
+from tallystick.cli.commands import resolve as command
 from tallystick.cli.main import main
 from tallystick.client.errors import IllegalState
 from tallystick.dualwrite import (
@@ -599,6 +600,22 @@ def test_only_expired_ids_are_resolved_and_no_live_writer_is_fenced(
     assert world.check() == ["a", "b", "c"]
     code, rows, _ = resolve(world, capsys, "--only-expired", "--dry-run")
     assert (code, rows) == (0, [])
+
+
+def test_an_id_whose_lease_was_taken_since_it_was_shown_is_left_alone_and_told(
+    world: World,
+    make_pool: Callable[..., Pool],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decide_and_be_gone(world, make_pool, "commit database")
+    expire(world.engine, 0)
+    pool = make_pool(size=1)
+    monkeypatch.setattr(command, "confirm", lambda _question, *, yes: pool.recover())
+    code, (row,), _ = resolve(world, capsys, "--only-expired")
+    assert (code, row["Result"]) == (0, "left alone: its lease was taken, renewed or given back")
+    pay(world, pool, 2, "b")
+    assert world.check() == ["a", "b"]
 
 
 def test_an_expired_id_that_cannot_be_resolved_is_a_failure(
