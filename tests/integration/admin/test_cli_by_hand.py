@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 from tests.support.reading import committed_records
 
+from tallystick import Producer
 from tallystick.admin.client import Admin
 from tallystick.admin.topics import NewTopic
+from tallystick.cli.commands import transactions
 from tallystick.cli.main import main
 from tallystick.client.transactions import engine
 from tallystick.kernel.ids import TopicPartition
@@ -128,6 +130,40 @@ def test_two_phase_commit_by_hand(broker: EmbeddedBroker, inside: Inside, topic:
     assert (again.returncode, again.stdout.split()[-1]) == (6, "unknown")
     assert "The last transaction of the id was aborted" in again.stderr
     assert inside(*complete, "", "--yes").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "given", [("force-terminate", "--force"), ("complete", "")], ids=["terminate", "complete"]
+)
+def test_what_began_since_the_question_is_not_ended(
+    broker: EmbeddedBroker,
+    inside: Inside,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, str],
+) -> None:
+    """What was confirmed is done, or nothing: the writer that goes on is not even fenced."""
+    config = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transactional.id": topic,
+        "transaction.two.phase.commit.enable": True,
+    }
+    with Producer(config) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"shown").result()
+
+        def go_on(_question: str, *, yes: bool) -> None:
+            producer.commit_transaction()
+            producer.begin_transaction()
+            producer.send(topic, b"begun since").result()
+
+        monkeypatch.setattr(transactions, "confirm", go_on)
+        done = inside("transactions", given[0], topic, given[1])
+        assert (done.returncode, done.stdout) == (6, ""), done.stderr
+        assert "nothing was done" in done.stderr
+        producer.commit_transaction()
+    assert committed(broker, topic) == ["shown", "begun since"]
 
 
 @pytest.mark.parametrize("given", [("--mode", "keep"), ("--mode", "resume")], ids=["keep", "resume"])

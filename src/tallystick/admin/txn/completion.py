@@ -25,7 +25,7 @@ from enum import Enum
 from typing import Final
 
 from tallystick.admin.client import Admin
-from tallystick.admin.errors import NotSafe
+from tallystick.admin.errors import NothingOpen, NotSafe
 from tallystick.admin.model import AbortCause, TransactionDescription
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.errors import IdExpired
@@ -154,8 +154,8 @@ def complete_by_plan(config: Mapping[str, object], decision: CompletionPlan) -> 
 
     Returns: what was done; since the plan, the transaction may have been ended otherwise.
 
-    Raises: as `Producer.init_transactions` and `complete_transaction`; NotSafe if another transaction is open
-        by now, which the state was not compared with. It is left open.
+    Raises: as `Producer.init_transactions` and `complete_transaction`; NothingOpen if another transaction is
+        open by now, which the state was not compared with. It is left open.
     """
     name = decision.description.transactional_id
     planned = PreparedTxnState.of(decision.description.writer)
@@ -167,7 +167,8 @@ def complete_by_plan(config: Mapping[str, object], decision: CompletionPlan) -> 
             producer.init_transactions(keep_prepared_txn=True)
             if producer.in_doubt not in (PreparedTxnState(), planned):
                 producer.close(abort=False)
-                raise NotSafe(name, f"{producer.in_doubt} is open by now, and no longer {planned}")
+                found = f"{producer.in_doubt} is open by now, and is left open; its producer is fenced"
+                raise NothingOpen(name, str(planned), found)
             completion = producer.complete_transaction(decision.state)
     except TallystickError as exc:
         _audit.warning("%s: %s", audit_text, exc)

@@ -9,6 +9,8 @@ from typing import Annotated, Final
 
 import typer
 
+from tallystick.admin.client import Admin
+from tallystick.admin.errors import NothingOpen
 from tallystick.admin.model import AbortCause, ForcedOutcome, TransactionDescription
 from tallystick.admin.txn import completion
 from tallystick.admin.txn.hanging import HangingCase, HangingVerdict, compute_idle_ms
@@ -311,6 +313,7 @@ def force_terminate(
         )
         if force or not description.in_doubt:
             confirm(f"Terminate {name!r}?", yes=yes)
+        _check_unchanged(admin, description)
         now = admin.force_terminate_transaction(name, force=force)
     row: Row = {
         "TransactionalId": name,
@@ -347,10 +350,12 @@ def complete(
     with write_audit_lines(audit_log):
         with at.open_admin() as admin:
             decision = completion.plan_completion(admin, transactional_id, prepared)
-        typer.echo(_format_completion_plan(decision), err=True)
+            typer.echo(_format_completion_plan(decision), err=True)
+            if decision.outcome.sends_request:
+                confirm(f"{decision.outcome.name.capitalize()} it?", yes=yes)
+                _check_unchanged(admin, decision.description)
         result = decision.outcome.name.lower()
         if decision.outcome.sends_request:
-            confirm(f"{decision.outcome.name.capitalize()} it?", yes=yes)
             config = add_modes(select_role_settings("producer", at.config), mode or (), prepares=False)
             result = completion.complete_by_plan(config, decision).value
     writer = decision.description.writer
@@ -364,6 +369,14 @@ def complete(
     }
     at.print_rows(tuple(row), [row])
     raise typer.Exit(_EXIT_BY_OUTCOME.get(decision.outcome, ExitCode.DONE))
+
+
+def _check_unchanged(admin: Admin, shown: TransactionDescription) -> None:
+    """Refuse to end what has begun since the question. Raises: NothingOpen, as what was shown has ended."""
+    now = admin.describe_transactions([shown.transactional_id]).one(shown.transactional_id)
+    if (now.writer, now.state, now.started_ms) != (shown.writer, shown.state, shown.started_ms):
+        found = f"since it was shown, the id has become {now.state}, producer {now.writer}: nothing was done"
+        raise NothingOpen(shown.transactional_id, f"of producer {shown.writer}", found)
 
 
 app.command("resolve", short_help="Finish what the writers of a database left open.")(resolve_command)
