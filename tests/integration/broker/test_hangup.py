@@ -161,6 +161,20 @@ def test_sighup_takes_new_keys_and_settings_keeps_the_old_for_bad_ones_and_never
         assert broker.process.wait(30) == 0
 
 
+def test_sighup_compares_the_file_itself_and_refuses_one_that_no_start_would_take(tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys.pem")
+    with running(tmp_path) as broker:
+        broker.read_until("tallystick ")
+        broker.write(logging_format="text")
+        waiting = ("WARNING", "SIGHUP: changed, and in force after a restart: logging.format")
+        assert waiting in list_messages(broker.hang_up())
+        broker.write(log_dirs="")
+        assert list_messages(broker.hang_up())[-1] == (
+            "ERROR",
+            f"{KEPT}: log.dirs: give --data-dir DIRECTORY",
+        )
+
+
 def test_sighup_takes_users_of_plain(tmp_path: Path) -> None:
     def format_users(**passwords: str) -> dict[str, str]:
         users = " ".join(f'user_{name}="{password}"' for name, password in passwords.items())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tallystick.admin.scram import UserScramCredentialUpsertion
-from tallystick.broker.config.broker_config import list_ineffective
+from tallystick.broker.config.broker_config import BrokerConfig, list_ineffective
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.setting_texts import is_secret
 from tallystick.broker.forget_config import forget_configs
@@ -55,21 +55,20 @@ def main(arguments: Sequence[str]) -> int:
     or files that a person must look at: another start would end the same way.
     """
     options = _build_parser().parse_args(arguments)
-    start_log(options.log_level or DEFAULT_LEVEL, options.log_format or DEFAULT_FORMAT)
+    log_format = options.log_format or DEFAULT_FORMAT
+    start_log(options.log_level or DEFAULT_LEVEL, log_format)
     try:
         file = _read_file(options)
         settings = _merge_settings(file, options)
         level = settings.get("logging.level", DEFAULT_LEVEL)
-        options.log_format = settings.get("logging.format", DEFAULT_FORMAT)
-        start_log(level, options.log_format)
+        log_format = settings.get("logging.format", DEFAULT_FORMAT)
+        start_log(level, log_format)
         if any(map(is_secret, file)):
             warn_of_readers("--config", options.config)
-        config = parse_config(settings)
+        config = _parse(settings)
         users = [_to_change(parse_scram_argument(text)) for text in options.add_scram]
-        if not config.log_dirs:
-            raise BadConfig("log.dirs: give --data-dir DIRECTORY")
     except BadConfig as exc:
-        return _refuse(options, exc, _BAD_SETTINGS)
+        return _refuse(log_format, exc, _BAD_SETTINGS)
     unused = list_ineffective(settings)
     if unused:
         _log.warning("accepted, but without effect in this broker: %s", ", ".join(unused))
@@ -81,16 +80,16 @@ def main(arguments: Sequence[str]) -> int:
         Path(config.log_dirs).mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
         warn_of_visitors("log.dirs", config.log_dirs)
         hooks = Hooks(
-            ready=lambda service: _tell_started(service, options),
+            ready=lambda service: _tell_started(service, log_format),
             users=users,
-            read_config=lambda: parse_config(_merge_settings(_read_file(options), options)),
+            read_config=lambda: _parse(_merge_settings(_read_file(options), options)),
             notifier=Notifier.take(),
         )
         return run(config, hooks)
     except BadConfig as exc:
-        return _refuse(options, exc, _BAD_SETTINGS)
+        return _refuse(log_format, exc, _BAD_SETTINGS)
     except (TallystickError, OSError) as exc:
-        return _refuse(options, exc, _FAILED if _may_pass(exc) else MUST_BE_LOOKED_AT)
+        return _refuse(log_format, exc, _FAILED if _may_pass(exc) else MUST_BE_LOOKED_AT)
 
 
 def _may_pass(exc: Exception) -> bool:
@@ -100,23 +99,31 @@ def _may_pass(exc: Exception) -> bool:
     return isinstance(exc, OSError) and exc.errno in _PASSING
 
 
-def _refuse(options: argparse.Namespace, exc: Exception, code: int) -> int:
+def _refuse(log_format: str, exc: Exception, code: int) -> int:
     """Say why the broker does not run: on a line of its own, or as part of a log in JSON."""
-    if options.log_format == "json":
+    if log_format == "json":
         _log.critical("%s", exc)
     else:
         print(f"tallystick broker: {exc}".replace("\n", "\n  "), file=sys.stderr)
     return code
 
 
-def _tell_started(service: Service, options: argparse.Namespace) -> None:
+def _tell_started(service: Service, log_format: str) -> None:
     """Print the one line of a start, and log at the level in force, now and after a change."""
-    if options.log_format == "json":
+    if log_format == "json":
         _log.info("%s", service.describe())
     else:
         print(service.describe(), flush=True)
     service.broker.config_listeners.append(lambda config: set_log_level(config.logging_level))
     set_log_level(service.broker.config.logging_level)
+
+
+def _parse(settings: Mapping[str, str]) -> BrokerConfig:
+    """Return the configuration. Raises: BadConfig, also where no broker could start with it."""
+    config = parse_config(settings)
+    if not config.log_dirs:
+        raise BadConfig("log.dirs: give --data-dir DIRECTORY")
+    return config
 
 
 def _read_file(options: argparse.Namespace) -> Mapping[str, str]:
