@@ -47,7 +47,9 @@ class Breakable:
         return self.call(*arguments)
 
 
-def test_a_full_disk_refuses_data_serves_reads_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_refuses_data_serves_reads_and_recovers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     writev = Breakable(os.writev)
     monkeypatch.setattr(os, "writev", writev)
     with EmbeddedBroker(in_process=True) as broker:
@@ -55,6 +57,8 @@ def test_a_full_disk_refuses_data_serves_reads_and_recovers(monkeypatch: pytest.
         writev.error = errno.ENOSPC
         error = outcome_of(broker.bootstrap_servers, b"lost")
         assert error is not None
+        assert "an append was refused" in caplog.text
+        assert "t-0: a write failed: [Errno 28] No space left on device" in caplog.text
         assert read(broker.bootstrap_servers, 1) == [b"before"]
         writev.error = 0
         assert outcome_of(broker.bootstrap_servers, b"after") is None

@@ -11,6 +11,7 @@ that power loss could take back [PRT-1].
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -18,6 +19,7 @@ from tallystick.broker.config.topic_config import TopicConfig
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
+from tallystick.kernel.log_throttle import LogThrottle
 from tallystick.protocol.records import BatchHeader
 from tallystick.storage.disk.fs import CorruptLog, LogOffline, StorageFailure
 from tallystick.storage.log.log import NO_GUARD, AppendResult, Log, TxnGuard, delete_records_before
@@ -26,6 +28,7 @@ from tallystick.storage.state.transaction_index import AbortedTxn
 from tallystick.storage.state.validation import LogConfig
 
 _log = logging.getLogger("tallystick.broker.partitions")
+_refusals = LogThrottle(time.monotonic)  # of all partitions, which share a disk
 
 Buffer = bytes | memoryview
 
@@ -98,6 +101,10 @@ class Partition:
             )
         except LogOffline as exc:
             self._offline(exc)
+            raise
+        except StorageFailure as exc:
+            if (more := _refusals.take()) is not None:
+                _log.error("an append was refused: %s%s", exc, more)
             raise
         if isinstance(result, AppendResult) and not result.duplicate:
             if self._request_sync is not None:
