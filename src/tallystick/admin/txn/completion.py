@@ -167,8 +167,8 @@ def complete_by_plan(config: Mapping[str, object], decision: CompletionPlan) -> 
             producer.init_transactions(keep_prepared_txn=True)
             if producer.in_doubt not in (PreparedTxnState(), planned):
                 producer.close(abort=False)
-                found = f"{producer.in_doubt} is open by now, and is left open; its producer is fenced"
-                raise NothingOpen(name, str(planned), found)
+                state = f"{producer.in_doubt} is open by now, and is left open; its producer is fenced"
+                raise NothingOpen(name, str(planned), state)
             completion = producer.complete_transaction(decision.state)
     except TallystickError as exc:
         _audit.warning("%s: %s", audit_text, exc)

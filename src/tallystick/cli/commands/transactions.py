@@ -371,12 +371,12 @@ def complete(
     raise typer.Exit(_EXIT_BY_OUTCOME.get(decision.outcome, ExitCode.DONE))
 
 
-def _check_unchanged(admin: Admin, shown: TransactionDescription) -> None:
+def _check_unchanged(admin: Admin, before: TransactionDescription) -> None:
     """Refuse to end what has begun since the question. Raises: NothingOpen, as what was shown has ended."""
-    now = admin.describe_transactions([shown.transactional_id]).one(shown.transactional_id)
-    if (now.writer, now.state, now.started_ms) != (shown.writer, shown.state, shown.started_ms):
-        found = f"since it was shown, the id has become {now.state}, producer {now.writer}: nothing was done"
-        raise NothingOpen(shown.transactional_id, f"of producer {shown.writer}", found)
+    now = admin.describe_transactions([before.transactional_id]).one(before.transactional_id)
+    if (now.writer, now.state, now.started_ms) != (before.writer, before.state, before.started_ms):
+        state = f"since it was shown, the id has become {now.state}, producer {now.writer}: nothing was done"
+        raise NothingOpen(before.transactional_id, f"of producer {before.writer}", state)
 
 
 app.command("resolve", short_help="Finish what the writers of a database left open.")(resolve_command)
