@@ -2,8 +2,10 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Annotated, Any, Final
 
 import typer
@@ -145,6 +147,13 @@ def run_command(words: Sequence[str]) -> int:
     """Run a command and return its exit code. An error is one line on stderr."""
     if COMPLETE_VARIABLE in os.environ:
         _lazy.load("typer.completion").completion_init()
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Clients name themselves in any script; stderr writes what a terminal lacks in this way by itself.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # Python keeps other bytes as lone surrogates, which no request and no file can have.
+    for number, word in enumerate(words, 1):
+        if word.encode(errors="replace") != word.encode(errors="surrogateescape"):
+            return print_error(f"argument {number} is not UTF-8", ExitCode.USAGE)
     with _saying_once(words) as said_once:
         return _run(words, said_once)
 

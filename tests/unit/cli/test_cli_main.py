@@ -1,6 +1,9 @@
 """The command line: a mistake is one line and exit code 2, never a traceback."""
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -108,6 +111,29 @@ def test_a_file_in_another_encoding_is_named(
     said = capsys.readouterr().err
     assert f"{file}: is not UTF-8" in said
     assert len(said.splitlines()) == 1
+
+
+def test_a_name_that_stdout_cannot_take_is_escaped(tmp_path: Path) -> None:
+    (tmp_path / "profiles.toml").write_text('[profiles."日本"]\n', "utf-8")
+    for encoding, name in (("utf-8", "日本"), ("latin-1", r"\u65e5\u672c")):
+        done = subprocess.run(
+            [sys.executable, "-m", "tallystick.cli.main", "profile", "list"],
+            env={**os.environ, "TALLYSTICK_CONFIG_HOME": str(tmp_path), "PYTHONIOENCODING": encoding},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert name in done.stdout.decode(encoding)
+
+
+def test_a_word_that_is_not_utf_8_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TALLYSTICK_CONFIG_HOME", str(tmp_path))
+    word = os.fsdecode(b"x\xff")
+    assert main(["profile", "create", "a", "--bootstrap-server", "b:1", "--set", f"client.id={word}"]) == 2
+    assert "argument 7 is not UTF-8" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_log_and_error_do_not_say_the_same_twice() -> None:
