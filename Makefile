@@ -21,12 +21,13 @@ SETS   := PYTHONHASHSEED=0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test ahead test-full check unit format interop spark-versions crash soak sim sim-nightly mutants fuzz hostile bench browser screenshots docs dist wheels scripts-rewrite clean
+.PHONY: no-python help run test ahead test-full check unit format interop spark-versions crash soak sim sim-nightly mutants fuzz hostile bench browser screenshots docs dist wheels scripts-rewrite clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-$(READY): pyproject.toml constraints.txt setup.py src/tallystick/_native.c
+# Also where the Python that it was made with has been removed.
+$(READY): pyproject.toml constraints.txt setup.py src/tallystick/_native.c $(shell test -x $(BIN)/python || echo no-python)
 	@$(HAS_PYTHON)
 	@$(PYTHON) tools/environment.py dev
 	@touch $@

@@ -1,5 +1,6 @@
 """What `make run` and `make test` install, and what they print of it."""
 
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -51,6 +52,25 @@ def test_an_environment_that_was_left_without_pip_is_given_one(
     monkeypatch.setattr(environment, "has_pip_for_others", lambda: False)
     environment.make_environment()
     assert environment.PYTHON.with_name("pip").exists()
+
+
+@pytest.mark.slow
+def test_an_environment_whose_python_is_gone_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Python that is upgraded leaves links that lead nowhere, and stamps of what was installed."""
+    monkeypatch.setattr(environment, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(environment, "PYTHON", tmp_path / ".venv" / "bin" / "python")
+    for maker in (None, shutil.which("uv")):
+        monkeypatch.setattr("shutil.which", lambda _, maker=maker: maker)
+        environment.make_environment()
+        for path in environment.PYTHON.parent.glob("python*"):
+            path.unlink()
+        environment.PYTHON.symlink_to(tmp_path / "removed")
+        (environment.VENV / ".ready").touch()
+        environment.make_environment()
+        assert environment.PYTHON.exists()
+        assert not (environment.VENV / ".ready").exists()
 
 
 def test_the_versions_are_those_that_the_tests_have_seen() -> None:
