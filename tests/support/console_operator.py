@@ -17,7 +17,8 @@ import httpx
 from tallystick.cli.cluster_command import select_role_settings
 from tallystick.cli.settings import add_modes
 from tallystick.console.actions.config import ActionConfig
-from tallystick.console.actions.service import ActionService
+from tallystick.console.actions.execution import carry_out
+from tallystick.console.actions.service import ActionService, CarryOut
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig, Pace, Paces
 from tallystick.console.collect.feed import StateFeed
@@ -128,11 +129,13 @@ async def operate(
     *,
     audit_log: Path | None = None,
     acting_settings: Mapping[str, object] | None = None,
+    act: CarryOut = carry_out,
 ) -> AsyncIterator[Operator]:
     """Start a console with actions.
 
     Args:
         acting_settings: settings of the clients that read for an action and act, if they are other ones.
+        act: carries a confirmed action out.
     """
     config = CollectorConfig.check(client_settings, stores, paces=PACES, publish_ms=20, hanging_limit_ms=0)
     acting = dict(acting_settings or client_settings)
@@ -147,7 +150,7 @@ async def operate(
     async with (
         asyncio.timeout(SECONDS_MAX),
         Collector(config) as collector,
-        ActionService(actions, follow_up=collector.read_soon) as action_service,
+        ActionService(actions, follow_up=collector.read_soon, act=act) as action_service,
         httpx.AsyncClient(
             transport=httpx.ASGITransport(app=create_app(feed, action_service=action_service)),
             base_url="http://localhost",

@@ -26,6 +26,7 @@ RESOLVE_LEASE_MS: Final = 300_000
 class ResolvedId(Value, kw_only=True):
     """The result for one id: the recovery report, or the failure.
 
+    has_changed       it was left alone: something else was true of it than what was expected
     is_contradiction  the sides differ or must not be changed, so a retry does not help
     error             what `failure` describes, if something was raised: it tells what may have happened
     """
@@ -34,6 +35,7 @@ class ResolvedId(Value, kw_only=True):
     recovered: RecoveredId | None = None
     failure: str = ""
     error: Exception | None = None
+    has_changed: bool = False
     is_contradiction: bool = False
 
 
@@ -125,7 +127,8 @@ def resolve(
         ids: ids to finish; every id of the store if empty. What the cluster does not show is finished only
             if it is named here.
         dry_run: read both sides and change neither.
-        expectations: what a dry run has found. An id of which anything else is true by now is left alone.
+        expectations: what a dry run has found; an id of which anything else is true by now is left alone.
+            Verdict and action follow from it, and are not compared.
     """
     named = tuple(ids)
     for each in named or list(store.transactional_ids()):
@@ -140,9 +143,11 @@ def resolve(
                 (line,) = writer.inspect().ids
                 if dry_run:
                     yield ResolvedId(transactional_id=each, recovered=line)
-                elif expectations is not None and line != expectations[each]:
-                    action = "left alone: it has changed since it was shown: its writer is alive"
-                    yield ResolvedId(transactional_id=each, recovered=replace(line, action=action))
+                elif expectations is not None and not _is_as_shown(line, expectations[each]):
+                    action = f"left alone: {HAS_CHANGED}"
+                    yield ResolvedId(
+                        transactional_id=each, recovered=replace(line, action=action), has_changed=True
+                    )
                 elif not is_to_finish(line, is_named=each in named):
                     yield leave_alone(line)
                 else:
@@ -188,6 +193,13 @@ CONTRADICTIONS: Final = {
     "name it with --accept-mixed",
     Verdict.HALT: "end nothing before it is clear which side has lost something",
 }
+
+
+HAS_CHANGED: Final = "it has changed since it was shown: its writer is alive, or someone else has ended it"
+
+
+def _is_as_shown(line: RecoveredId, expectation: RecoveredId) -> bool:
+    return line == replace(expectation, verdict=line.verdict, action=line.action)
 
 
 def is_to_finish(line: RecoveredId, *, is_named: bool) -> bool:

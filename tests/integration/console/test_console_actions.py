@@ -21,6 +21,8 @@ from tallystick import Consumer, Producer
 from tallystick import TopicPartition as PublicTopicPartition
 from tallystick.admin.client import Admin
 from tallystick.admin.topics import NewTopic
+from tallystick.console.actions.execution import carry_out
+from tallystick.console.actions.results import ActionResult
 from tallystick.dualwrite import DualWriter
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
@@ -79,12 +81,26 @@ class Scene:
         producer.send(self.name, b"v")
         return producer, str(producer.prepare_transaction())
 
-    def play(self, story: Callable[[Operator], Awaitable[None]], *, with_store: bool = True) -> None:
-        """Run a story at a console of its own."""
+    def play(
+        self,
+        story: Callable[[Operator], Awaitable[None]],
+        *,
+        with_store: bool = True,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run a story at a console of its own.
+
+        Args:
+            meanwhile: happens after the last look before an action.
+        """
+
+        def act(*args: Any) -> ActionResult:
+            meanwhile()
+            return carry_out(*args)
 
         async def run() -> None:
             stores = [self.store_url] if with_store else []
-            async with operate(self.cluster, stores, audit_log=self.audit) as operator:
+            async with operate(self.cluster, stores, audit_log=self.audit, act=act) as operator:
                 await story(operator)
 
         asyncio.run(run())
@@ -512,3 +528,23 @@ def test_two_forms_of_one_dry_run_are_used_once_each_and_act_once(scene: Scene) 
     scene.play(story)
     assert [line["event"] for line in scene.read_audit()].count("intent") == 1
     producer.close()
+
+
+@pytest.mark.gate(0)
+@pytest.mark.parametrize("kind", ["resolve", "force-terminate"])
+def test_a_writer_that_takes_over_after_the_last_look_keeps_its_transaction(scene: Scene, kind: str) -> None:
+    """[ACT-1] What is done, too, is compared with what was shown: the id alone names no transaction."""
+    scene.live(Strike("record", after=True))
+
+    async def story(operator: Operator) -> None:
+        await operator.see_health(scene.name, "recover")
+        form = await operator.open_dry_run(url_of(scene.name), kind)
+        refused = await operator.send(form, scene.name, reason="its host is lost")
+        assert refused.status_code == 409
+        assert "its writer is alive" in read_form(refused.text).text
+
+    scene.play(story, meanwhile=lambda: scene.live(Strike("commit database", after=True)))
+    with opened(scene.place) as store, DualWriter(store, scene.config) as writer:
+        (line,) = writer.inspect().ids
+        assert line.finding.name == "DECIDED"
+    assert [line.get("outcome") for line in scene.read_audit()] == ["", "refused"]

@@ -4,7 +4,10 @@ Blocking: it runs in a thread of its own. Each call is made once. What the clien
 repeats by its own rules [CLI-1].
 """
 
+from typing import Final
+
 from tallystick.admin.client import Admin
+from tallystick.admin.model import TransactionDescription
 from tallystick.admin.txn import completion
 from tallystick.admin.txn.transactions import AbortSpec
 from tallystick.client.transactions.engine import Completion
@@ -39,11 +42,17 @@ from tallystick.console.actions.results import (
     report_refusal,
     report_unknown,
 )
+from tallystick.console.model.transactions import find_views
 from tallystick.console.views.texts import format_identity, pluralize
 from tallystick.dualwrite.resolve import resolve
+from tallystick.dualwrite.rules.recovery import RecoveredId
 from tallystick.dualwrite.stores.by_url import open_store
 from tallystick.kernel.errors import Effect
 from tallystick.spark.protocol.decide import ParticipantOutcome
+
+_ANOTHER: Final = (
+    "The state has moved since it was read for the last time: its writer is alive, or someone has ended it."
+)
 
 
 def carry_out(
@@ -57,7 +66,7 @@ def carry_out(
     try:
         match request:
             case ResolveRow():
-                return _resolve_row(config, request, plan)
+                return _resolve_row(config, request, reading, plan)
             case ResolveRows():
                 raise TypeError("several ids are resolved one by one: `split_action`")
             case ResolvePrefix():
@@ -65,7 +74,7 @@ def carry_out(
             case AbortPartition():
                 return _abort(config, request, reading, plan)
             case ForceTerminate():
-                return _force_terminate(config, request, plan)
+                return _force_terminate(config, request, reading, plan)
             case CompleteByState():
                 return _complete(config, request, reading)
             case ResetOffsets():
@@ -81,14 +90,38 @@ def _hide_passwords(config: ActionConfig, text: str) -> str:
     return text
 
 
-def _resolve_row(config: ActionConfig, request: ResolveRow, plan: ActionPlan) -> ActionResult:
+def _resolve_row(
+    config: ActionConfig, request: ResolveRow, reading: Reading, plan: ActionPlan
+) -> ActionResult:
+    name = request.transactional_id
+    expectations = {name: _expect_row(request, reading)}
     with open_store(config.find_store(request.store).url) as store:
-        (result,) = resolve(store, config.producer_settings, [request.transactional_id], dry_run=False)
+        (result,) = resolve(store, config.producer_settings, [name], dry_run=False, expectations=expectations)
     if result.error is not None:
         return classify_error(result.error, _hide_passwords(config, result.failure), plan)
     if result.recovered is None or result.failure:
         return report_refusal(result.failure)
+    if result.has_changed:
+        return report_refusal(str(result.recovered))
     return report_done(str(result.recovered))
+
+
+def _expect_row(request: ResolveRow, reading: Reading) -> RecoveredId:
+    """Return what recovery finds unless something has changed since: a writer may have moved on."""
+    if not isinstance(reading, TransactionReading):
+        raise TypeError(f"{type(reading).__name__} is no reading of a row")
+    views = find_views(reading.snapshot, request.transactional_id)
+    if views.store is None:
+        raise TypeError("without a row nothing is planned")
+    is_open = views.description is not None and views.description.state == "Ongoing"
+    return RecoveredId(
+        transactional_id=request.transactional_id,
+        state=views.store.row.state,
+        in_doubt=PreparedTxnState.of(views.writer if is_open else None),
+        finding=views.store.finding,
+        verdict=views.store.verdict,
+        action="",
+    )
 
 
 def _resolve_prefix(
@@ -116,9 +149,16 @@ def _abort(config: ActionConfig, request: AbortPartition, reading: Reading, plan
     return report_done("an answer was lost, and the transaction was found ended afterwards")
 
 
-def _force_terminate(config: ActionConfig, request: ForceTerminate, plan: ActionPlan) -> ActionResult:
+def _force_terminate(
+    config: ActionConfig, request: ForceTerminate, reading: Reading, plan: ActionPlan
+) -> ActionResult:
+    """Terminate what the plan has shown: the request itself names no transaction."""
     with Admin(config.admin_settings) as admin:
-        now = admin.force_terminate_transaction(request.transactional_id, force=plan.forces)
+        name = request.transactional_id
+        description = admin.describe_transactions([name]).one(name)
+        if not _is_unchanged(description, reading):
+            return report_refusal(_ANOTHER)
+        now = admin.force_terminate_transaction(name, force=plan.forces)
     return report_done(f"terminated; the id has producer id and epoch {format_identity(now)} now")
 
 
@@ -126,8 +166,8 @@ def _complete(config: ActionConfig, request: CompleteByState, reading: Reading) 
     state = PreparedTxnState(request.state)
     with Admin(config.admin_settings) as admin:
         plan = completion.plan_completion(admin, request.transactional_id, state)
-    if not _is_as_planned(plan, reading):
-        return report_refusal(f"Another transaction is open by now: {plan.outcome.value}.")
+    if not _is_unchanged(plan.description, reading):
+        return report_refusal(_ANOTHER)
     done = completion.complete_by_plan(config.producer_settings, plan)
     if done in (Completion.COMMITTED, Completion.ABORTED):
         return report_done(done.value)
@@ -136,13 +176,19 @@ def _complete(config: ActionConfig, request: CompleteByState, reading: Reading) 
     )
 
 
-def _is_as_planned(plan: completion.CompletionPlan, reading: Reading) -> bool:
-    """Return whether the state comes to the same end of the same transaction as when it was confirmed."""
-    if not isinstance(reading, TransactionReading) or reading.completion is None:
+def _is_unchanged(description: TransactionDescription, reading: Reading) -> bool:
+    """Return whether an id has the same transaction open as when the action was confirmed.
+
+    Its begin counts, too: below `transaction.version` 2 an epoch names many transactions.
+    """
+    if not isinstance(reading, TransactionReading):
         return False
     before = reading.snapshot.transactions.descriptions[reading.transactional_id]
-    is_same = plan.description.writer == before.writer and plan.description.state == before.state
-    return is_same and plan.outcome.name.lower() == reading.completion.outcome
+    return (description.writer, description.state, description.started_ms) == (
+        before.writer,
+        before.state,
+        before.started_ms,
+    )
 
 
 def _reset(config: ActionConfig, request: ResetOffsets, reading: Reading, plan: ActionPlan) -> ActionResult:
