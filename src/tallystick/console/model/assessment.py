@@ -221,13 +221,14 @@ def _assess_ending(
 def _assess_store(side: StoreSide, stage_ms: int, servers: str, limits: Limits) -> Assessment:
     name, store = side.row.transactional_id, side.store.name
     resolve = resolve_store_command(servers, store, name)
+    if side.finding is Finding.UNSEEN:  # whatever the mode makes of it: nothing contradicts anything
+        command = resolve if side.verdict is Verdict.COMPARE else f"{resolve} --dry-run"
+        return Assessment(Health.UNKNOWN, "The cluster does not show this id to the console's user.", command)
     if side.verdict in _BROKEN_TEXTS:
         text = f"{_sentence(side.finding.value)} {_BROKEN_TEXTS[side.verdict]}"
         is_halted = side.verdict is Verdict.HALT
         command = f"{resolve} --dry-run" if is_halted else accept_mixed_command(servers, store, name)
         return Assessment(Health.BROKEN, text, command)
-    if side.verdict is Verdict.COMPARE:
-        return Assessment(Health.UNKNOWN, "The cluster does not show this id to the console's user.", resolve)
     if side.verdict is Verdict.COMMIT:
         text = f"{store} has committed it. "
         if stage_ms <= limits.grace_ms and side.lease_state is not LeaseState.EXPIRED:
