@@ -22,11 +22,12 @@ from tallystick.admin.topics import NewTopic
 from tallystick.admin.txn.hanging import HangingVerdict
 from tallystick.aio import Producer
 from tallystick.client.offsets import OffsetAndMetadata
-from tallystick.console.collect.config import CollectorConfig
+from tallystick.console.collect.config import CollectorConfig, Pace
 from tallystick.console.model.snapshot import NEVER_MS, PrefixFacts, Snapshot
 from tallystick.console.web.listen import ListenOptions, format_address, open_listener
 from tallystick.dualwrite import DualWriter, SqlStore
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import replace
 from tallystick.protocol.acls import AclOperation, AclResource
 from tallystick.testing import EmbeddedBroker
 
@@ -200,6 +201,29 @@ def test_a_broker_that_is_killed_and_comes_back() -> None:
             assert back.topics.status.read_ms > gone.topics.status.read_ms
 
         watch(config_of(broker), look)
+
+
+def test_another_cluster_at_the_same_address_is_known_with_its_first_transactions(tmp_path: Path) -> None:
+    """What is open there must never be compared with rows of the cluster before."""
+    with EmbeddedBroker(tmp_path / "one") as broker:
+        port = broker.bootstrap_servers.rpartition(":")[2]
+        config = config_of(broker, paces=replace(QUICK_PACES, cluster=Pace(interval_ms=600_000)))
+
+        async def look(seen: Watch) -> None:
+            first = await seen.see(lambda s: bool(s.cluster.cluster_id and s.transactions.status.read_ms))
+            await asyncio.to_thread(broker.kill)
+            with EmbeddedBroker(tmp_path / "two", listeners=f"PLAINTEXT://127.0.0.1:{port}") as other:
+                async with Producer(
+                    {"bootstrap.servers": other.bootstrap_servers, "transactional.id": "t"}
+                ) as p:
+                    await p.init_transactions()
+                    await p.begin_transaction()
+                    await p.send("t", b"1")
+                    await p.flush()
+                    second = await seen.see(lambda s: "t" in s.transactions.descriptions)
+            assert second.cluster.cluster_id != first.cluster.cluster_id
+
+        watch(config, look)
 
 
 def test_each_right_that_is_missing_is_named_with_the_command_that_grants_it(tmp_path: Path) -> None:

@@ -246,6 +246,10 @@ def test_groups_and_brokers_that_come_go_and_change() -> None:
         (EventKind.BACK, "the cluster"),
         (EventKind.BROKER, "2"),
     ]
+    story.next(cluster=ClusterFacts(brokers=tuple(nodes), cluster_id="a"))
+    assert story.next(cluster=ClusterFacts(brokers=tuple(nodes), cluster_id="b")) == [
+        (EventKind.BROKER, "the cluster")
+    ]
 
 
 def test_many_changes_of_one_kind_are_one_event() -> None:

@@ -32,7 +32,7 @@ from tallystick.console.collect.group_reader import GroupReader
 from tallystick.console.collect.record_counter import RecordCounter
 from tallystick.console.collect.store_reader import StoreReader
 from tallystick.console.collect.transaction_reader import TransactionReader, list_named_ids
-from tallystick.console.model.snapshot import PartStatus, Snapshot, StoreFacts
+from tallystick.console.model.snapshot import PartStatus, Snapshot, StoreFacts, TransactionFacts
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value, replace
@@ -154,7 +154,7 @@ class Collector:
                 pace=paces.transactions,
                 read=self._transactions.read_open,
                 find=lambda snapshot: snapshot.transactions,
-                place=lambda snapshot, facts: replace(snapshot, transactions=facts),
+                place=self._place_transactions,
             ),
             Part(
                 name="topics",
@@ -210,6 +210,17 @@ class Collector:
         """Describe the ids whose rows have changed, so that row and description become visible together."""
         await self._transactions.describe_named(only_changed=True)
         self._place_named()
+
+    def _place_transactions(self, snapshot: Snapshot, facts: TransactionFacts) -> Snapshot:
+        """Place the transactions with the id of their cluster, which is read less often otherwise."""
+        cluster_id, before = self._transactions.cluster_id, snapshot.cluster.cluster_id
+        if cluster_id is None or cluster_id == before:
+            return replace(snapshot, transactions=facts)
+        if before is not None:
+            self.read_soon()  # everything else is still of the cluster before
+        return replace(
+            snapshot, transactions=facts, cluster=replace(snapshot.cluster, cluster_id=cluster_id)
+        )
 
     def _place_named(self) -> None:
         facts = self._transactions.facts

@@ -40,6 +40,8 @@ class TransactionReader:
         self._described: dict[str, DescribedId] = {}
         self._named_failures: tuple[str, ...] = ()
         self._id_count = 0
+        self.cluster_id: str | None = None
+        """Of the cluster that the last reading was about: another one may answer at the same address."""
 
     @property
     def facts(self) -> TransactionFacts:
@@ -69,6 +71,10 @@ class TransactionReader:
             failures = ("coordinators moved while they were asked: the next reading decides",)
         for name in self._opened.descriptions.keys() - report.descriptions.keys():
             self._described.pop(name, None)
+        cluster_id = (await self._admin.describe_cluster()).cluster_id
+        if cluster_id != self.cluster_id:
+            self._described.clear()
+        self.cluster_id = cluster_id
         self._opened = TransactionFacts(
             status=PartStatus(failures=failures), descriptions=report.descriptions, cases=report.cases
         )

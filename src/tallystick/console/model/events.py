@@ -176,6 +176,9 @@ def _join_cluster(snapshot: Snapshot) -> PartStatus:
 
 
 def _compare_brokers(before: ClusterFacts, after: ClusterFacts) -> Iterator[Change]:
+    if before.cluster_id is not None and after.cluster_id not in (None, before.cluster_id):
+        text = f"Another cluster answers: {after.cluster_id}, and no longer {before.cluster_id}."
+        yield EventKind.BROKER, "the cluster", text
     old, new = ({node.id: node.address for node in facts.brokers} for facts in (before, after))
     for node_id in old.keys() - new.keys():
         yield EventKind.BROKER, str(node_id), f"Broker {node_id} at {old[node_id]} has left the cluster."
