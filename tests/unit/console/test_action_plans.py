@@ -410,6 +410,15 @@ def test_a_partition_that_is_not_listed_counts_in_the_digest() -> None:
     assert list_changes(before, after)
 
 
+def test_the_same_offsets_in_another_cluster_are_not_moved() -> None:
+    """[ACT-1] A mirror that takes over the address has the group and its offsets, too."""
+    request = ResetOffsets(group_id="g", target=ResetTarget.EARLIEST)
+    one, other = (
+        plan_action(request, replace(read_group(), cluster_id=name), SERVERS) for name in ("one", "other")
+    )
+    assert list_changes(one, other) == ("another cluster answers: other, and no longer one",)
+
+
 # ------------------------------------------------------------------------------ what has changed
 
 

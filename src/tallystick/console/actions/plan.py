@@ -45,6 +45,7 @@ class LookUp(Value, kw_only=True):
 class ActionPlan(Value, kw_only=True):
     """A dry run.
 
+    cluster_id    of the cluster that was read; None if it has none
     kind          of the action, as in its URL
     confirmation  what has to be typed
     consequences  what readers will notice, as far as it is known; counts may grow meanwhile
@@ -59,6 +60,7 @@ class ActionPlan(Value, kw_only=True):
     digest        of all that decides what would be done; "" until `seal_plan`
     """
 
+    cluster_id: str | None = None
     kind: str
     title: str
     subject: str
@@ -94,6 +96,8 @@ def list_changes(before: ActionPlan, after: ActionPlan) -> tuple[str, ...]:
     if before.digest == after.digest:
         return ()
     changes = _list_changed_parts(before, after)
+    if before.cluster_id != after.cluster_id:
+        changes.append(f"another cluster answers: {after.cluster_id}, and no longer {before.cluster_id}")
     earlier = {side.name: side for side in before.sides}
     later = {side.name: side for side in after.sides}
     for name in dict.fromkeys([*earlier, *later]):

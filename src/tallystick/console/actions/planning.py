@@ -119,7 +119,7 @@ def plan_action(request: ActionRequest, reading: Reading, servers: str) -> Actio
             plan = plan_reset(request, reading, servers)
         case _:
             raise TypeError(f"{type(reading).__name__} is no reading for {type(request).__name__}")
-    return seal_plan(replace(plan, failures=list_failures(reading)))
+    return seal_plan(replace(plan, cluster_id=reading.cluster_id, failures=list_failures(reading)))
 
 
 def _begin_plan(
@@ -181,7 +181,9 @@ def _plan_rows(request: ResolveRows, reading: RowsReading, servers: str) -> Acti
         )
         for each in reading.readings
     ]
-    parts = tuple(seal_plan(plan) for plan in plans if plan.guard is Guard.READY)
+    parts = tuple(
+        seal_plan(replace(plan, cluster_id=reading.cluster_id)) for plan in plans if plan.guard is Guard.READY
+    )
     left = [
         f"{plan.subject} is left alone: {' '.join(plan.objections)}"
         for plan in plans

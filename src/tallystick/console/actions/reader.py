@@ -110,7 +110,8 @@ class ActionReader:
         self._waiting_count += 1
         try:
             async with self._turn, asyncio.timeout(self._config.read_limit_ms / 1000):
-                return await self._read(request)
+                reading = await self._read(request)
+                return replace(reading, cluster_id=(await self._admin.describe_cluster()).cluster_id)
         except TimeoutError as exc:
             raise CannotRead(f"not read within {self._config.read_limit_ms} ms") from exc
         except CannotRead:

@@ -18,7 +18,13 @@ class CannotRead(TallystickError):
     """The present state could not be read, so that nothing can be planned."""
 
 
-class TransactionReading(Value, kw_only=True):
+class ClusterReading(Value, kw_only=True):
+    """A reading of one cluster: another one may answer at the same address, and have the same names."""
+
+    cluster_id: str | None = None
+
+
+class TransactionReading(ClusterReading, kw_only=True):
     """The views of one transactional id.
 
     snapshot           every store and every decision, with what they have of this id alone
@@ -34,7 +40,7 @@ class TransactionReading(Value, kw_only=True):
     completion: "CompletionOutlook | None" = None
 
 
-class RowsReading(Value, kw_only=True):
+class RowsReading(ClusterReading, kw_only=True):
     """The views of several transactional ids, all read together."""
 
     readings: tuple[TransactionReading, ...]
@@ -53,7 +59,7 @@ class CompletionOutlook(Value, kw_only=True):
     sends_request: bool
 
 
-class AbortReading(Value, kw_only=True):
+class AbortReading(ClusterReading, kw_only=True):
     """The transaction that an ABORT marker would end.
 
     case     None if that transaction is not open there
@@ -70,7 +76,7 @@ class AbortReading(Value, kw_only=True):
     end: int | None = None
 
 
-class PrefixReading(Value, kw_only=True):
+class PrefixReading(ClusterReading, kw_only=True):
     """Transactions that a Spark query left open.
 
     source         the topic or the store of its decisions
@@ -93,7 +99,7 @@ class OffsetMove(Value, kw_only=True):
     target: OffsetAndMetadata
 
 
-class ResetReading(Value, kw_only=True):
+class ResetReading(ClusterReading, kw_only=True):
     """A group, and the offsets that it would get.
 
     group    None if its coordinator does not know it

@@ -218,9 +218,7 @@ class Collector:
             return replace(snapshot, transactions=facts)
         if before is not None:
             self.read_soon()  # everything else is still of the cluster before
-        return replace(
-            snapshot, transactions=facts, cluster=replace(snapshot.cluster, cluster_id=cluster_id)
-        )
+        return replace(snapshot, transactions=facts, cluster=replace(snapshot.cluster, cluster_id=cluster_id))
 
     def _place_named(self) -> None:
         facts = self._transactions.facts
