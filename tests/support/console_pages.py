@@ -47,6 +47,12 @@ PAGE_CASES: Final = (
         says=("payments-1", "1 transaction"),
     ),
     PageCase(
+        name="transactions-selected",
+        path=f"/transactions?store={quote(SHOP, safe='')}&select=yes",
+        says=("can be selected", "Dry run of the selected"),
+        is_live=False,
+    ),
+    PageCase(
         name="transaction",
         path="/transactions/payments-1",
         says=("Both sides", "4012:17", "Raw row", "History"),

@@ -97,7 +97,7 @@ NEXT = pair(5, 4)
         (
             read_row("Ongoing", HAS_OLDER),
             "has not committed it",
-            "not committed (missing)",
+            "not committed",
             "decision (missing)",
         ),
         (
@@ -109,7 +109,7 @@ NEXT = pair(5, 4)
         (
             read_row("CompleteCommit", HAS_OLDER, pair(5, 9)),
             "The cluster has committed a later one, which the database does not have",
-            "not committed (missing), wrong",
+            "not committed, wrong",
             "committed, wrong",
         ),
         (
@@ -121,13 +121,13 @@ NEXT = pair(5, 4)
         (
             read_row("Ongoing", replace(make_row(), known=False)),
             "this database has never had the id",
-            "has never had the id (missing), wrong",
+            "has never had the id, wrong",
             "decision (missing)",
         ),
         (
             read_row("PrepareAbort", HAS_OLDER, NEXT),
             "It is aborted",
-            "not committed (missing)",
+            "not committed",
             "abort decided",
         ),
         (read_row("PrepareCommit", HAS, NEXT), "It is committed", "committed", "committed"),
@@ -147,7 +147,7 @@ NEXT = pair(5, 4)
             read_batch("Empty", pair(5, 9)),
             "no longer known: its rows may be missing",
             "decided, wrong",
-            "no longer known (missing), wrong",
+            "no longer known, wrong",
         ),
     ],
 )
@@ -158,7 +158,7 @@ def test_each_verdict_is_drawn_as_its_sentence_says(
     each = look(snapshot)
     assert says in each.assessment.reason
     drawn = {
-        event.row: event.label + " (missing)" * (not event.is_done) + ", wrong" * event.is_wrong
+        event.row: event.text + ", wrong" * event.is_wrong
         for event in list_events(each)
         if event.label != "begun" and not event.row.startswith("orders")
     }

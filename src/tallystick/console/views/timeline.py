@@ -26,9 +26,10 @@ PARTITION_ROWS_MAX: Final = 8
 class TimelineEvent(Value, kw_only=True):
     """One event, in the row of the system in which it happened.
 
-    at_ms     None: not known
-    is_done   False: it is still missing
-    is_wrong  it should not be, or will never come
+    at_ms       None: not known
+    is_done     False: it has not happened
+    is_wrong    it should not be, or will never come
+    is_awaited  it has not happened, and its label does not say so
     """
 
     row: str
@@ -36,6 +37,12 @@ class TimelineEvent(Value, kw_only=True):
     at_ms: int | None
     is_done: bool = True
     is_wrong: bool = False
+    is_awaited: bool = False
+
+    @property
+    def text(self) -> str:
+        """The label as it is written beside the event."""
+        return f"{self.label} (missing)" if self.is_awaited else self.label
 
 
 class DrawnEvent(Value, kw_only=True):
@@ -153,6 +160,7 @@ def _list_end_events(each: AssessedTransaction) -> Iterable[TimelineEvent]:
             at_ms=None,
             is_done=False,
             is_wrong=views.is_stranger,
+            is_awaited=True,
         )
 
 
@@ -163,7 +171,7 @@ def _build_coordinator_end(state: str, store: StoreSide | None) -> TimelineEvent
         return TimelineEvent(row="coordinator", label=ended, at_ms=None, is_wrong=is_wrong)
     word = {"PrepareCommit": "commit", "PrepareAbort": "abort"}.get(state, "")
     label = f"{word} decided" if word else "decision"
-    return TimelineEvent(row="coordinator", label=label, at_ms=None, is_done=bool(word))
+    return TimelineEvent(row="coordinator", label=label, at_ms=None, is_done=bool(word), is_awaited=not word)
 
 
 def draw(events: Sequence[TimelineEvent]) -> Timeline:

@@ -163,11 +163,10 @@ def _make_events(events: Sequence[TimelineEvent], now_ms: int) -> list[Row]:
         mark, role = ("[x]", TextRole.GOOD) if event.is_done else ("[ ]", TextRole.QUIET)
         if event.is_wrong:
             mark, role = "[!]", TextRole.BAD
-        label = event.label if event.is_done else f"{event.label} (missing)"
         cells = (
             say(mark, role),
             say(event.row),
-            say(label, TextRole.NORMAL if event.is_done else role),
+            say(event.text, TextRole.NORMAL if event.is_done else role),
             say(write_time(event.at_ms)),
             say("-" if event.at_ms is None else format_duration(max(0, now_ms - event.at_ms))),
         )
