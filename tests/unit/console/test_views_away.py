@@ -1,5 +1,7 @@
 """What pages say of a cluster or a store that cannot be read, or has not been read yet."""
 
+import json
+
 import httpx
 import pytest
 from tests.support.console_facts import (
@@ -70,6 +72,16 @@ def test_one_line_is_true_when_the_cluster_does_not_answer() -> None:
     lines = list(list_summary(advance(ConsoleState(), snapshot), NOW_MS))
     assert [line.strip() for line in lines].count(REFUSED) == 1
     assert lines[1] == text
+
+
+@pytest.mark.parametrize("path", ["/stores", "/groups", "/pipelines", "/topics", "/transactions"])
+def test_every_page_with_open_transactions_says_that_they_are_old(path: str) -> None:
+    """The databases answer, and beside each row stands what the cluster had open some time ago."""
+    snapshot = make_snapshot(describe(), stores=[make_store(make_row())])
+    feed = StateFeed()
+    feed.publish(replace(snapshot, transactions=replace(snapshot.transactions, status=AWAY)))
+    page = json.loads(make_client(feed).get(f"{path}?format=json").text)
+    assert [outage["reason"] for outage in page["info"]["outages"]] == [REFUSED]
 
 
 def test_what_is_still_read_is_not_called_old() -> None:

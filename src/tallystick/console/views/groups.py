@@ -152,7 +152,8 @@ def build_group(state: ConsoleState, group_id: str, now_ms: int) -> GroupPage:
 
 def _describe(state: ConsoleState, title: str, now_ms: int) -> PageInfo:
     snapshot = state.snapshot
-    return describe_page(title, snapshot, [snapshot.groups.status, snapshot.topics.status], now_ms)
+    statuses = [snapshot.groups.status, snapshot.topics.status, snapshot.transactions.status]
+    return describe_page(title, snapshot, statuses, now_ms)
 
 
 def _build_row(

@@ -68,7 +68,9 @@ def build_pipelines(state: ConsoleState, now_ms: int) -> PipelinesPage:
     """Build the page of Spark's queries."""
     snapshot = state.snapshot
     return PipelinesPage(
-        info=describe_page("Pipelines", snapshot, [snapshot.pipelines.status], now_ms),
+        info=describe_page(
+            "Pipelines", snapshot, [snapshot.pipelines.status, snapshot.transactions.status], now_ms
+        ),
         prefixes=tuple(_view_prefix(state, each) for each in _list_prefixes(state)),
     )
 

@@ -79,6 +79,8 @@ def build_stores(state: ConsoleState, now_ms: int, *, rows_max: int = ROWS_MAX) 
     """Build the page of the stores, with `rows_max` rows of each."""
     snapshot = state.snapshot
     statuses = [store.status for store in snapshot.stores]
+    if statuses:  # beside each row stands its open transaction
+        statuses.append(snapshot.transactions.status)
     refusals = list_refusals(snapshot)
     return StoresPage(
         info=describe_page("Stores", snapshot, statuses, now_ms),
