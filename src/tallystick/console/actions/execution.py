@@ -197,7 +197,7 @@ def _reset(config: ActionConfig, request: ResetOffsets, reading: Reading, plan: 
     with Admin(config.admin_settings) as admin:
         answers = admin.alter_group_offsets(request.group_id, targets)
     if not answers.failures:
-        return report_done(f"{len(targets)} offsets were committed")
+        return report_done(f"{pluralize(len(targets), 'offset')} committed")
     text = "; ".join(f"{at}: {why.what()}" for at, why in list(answers.failures.items())[:5])
     if any(why.effect is Effect.UNKNOWN for why in answers.failures.values()):
         return report_unknown(text, plan)

@@ -136,7 +136,7 @@ class ActionService:
         pending = self._book.find(submission.token, self._clock.now_ms())
         former_result = self._book.find_result(submission.token)
         if former_result:
-            return report_refusal(f"This form was used before, and nothing was done again: {former_result}.")
+            return report_refusal(f"This form was used before, and nothing was done again: {former_result}")
         problem = find_problem(pending, submission)
         if pending is None or problem:
             _log.warning("an action of %s was refused: %a", submission.user, problem)
