@@ -95,6 +95,7 @@ OF_EACH_CLASS: list[tuple[Exception, NextStep]] = [
     (client.SerializationFailed("payments", "value", "…"), RAISED),
     (client.Unreachable("host:9092", "refused"), REPEATED),
     (client.NotKafka("host:9092", "refused"), REPEATED),
+    (client.WrongBroker("host:9092", "it is another"), REPEATED),
     (client.AuthenticationFailed("host:9092", "…"), RAISED),
     (client.TlsFailed("host:9092", "…"), RAISED),
     (client.ConnectionLost("host:9092", "Produce", "…"), REPEATED),
@@ -151,6 +152,7 @@ def test_which_classes_are_an_outage() -> None:
         client.UnknownTopic,
         client.Unreachable,
         client.NotKafka,
+        client.WrongBroker,
         client.ConnectionLost,
         client.TimedOut,
     }

@@ -166,7 +166,8 @@ class WriterPool(Generic[D]):
     async def _lend_once(self, wait_s: float | None) -> AsyncIterator[DualWriter[D]]:
         """Lend a writer to a caller that has no block of this pool open."""
         with refuse_nested(self):
-            async with self.writer(wait_s) as writer:
+            lending = self.writer(wait_s)
+            async with lending as writer:
                 yield writer
 
     async def _take_back(self, writers: Sequence[DualWriter[D]]) -> None:

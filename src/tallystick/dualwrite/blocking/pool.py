@@ -167,8 +167,10 @@ class WriterPool(Generic[D]):
     @contextmanager
     def _lend_once(self, wait_s: float | None) -> Iterator[DualWriter[D]]:
         """Lend a writer to a caller that has no block of this pool open."""
-        with refuse_nested(self), self.writer(wait_s) as writer:
-            yield writer
+        with refuse_nested(self):
+            lending = self.writer(wait_s)
+            with lending as writer:
+                yield writer
 
     def _take_back(self, writers: Sequence[DualWriter[D]]) -> None:
         if self._leases is not None:
