@@ -49,8 +49,10 @@ def make_topic(servers: dict[str, Any], name: str) -> None:
 async def confirm(operator: Operator, url: str, typed: str) -> str:
     """Open a dry run, confirm it, and return what the dry run said."""
     form = read_form((await operator.get(url)).text)
-    needed = {"reason": "its row says so"} if "reason" in form.fields else {}
-    answer = await operator.send(form, typed, **needed)
+    if "reason" in form.fields:
+        answer = await operator.send(form, typed, reason="its row says so")
+    else:
+        answer = await operator.send(form, typed)
     assert answer.status_code == 200, read_form(answer.text).text
     return form.text
 

@@ -77,6 +77,28 @@ def test_nothing_is_sent_to_another_broker_at_the_address(misrouted: str) -> Non
     run(story)
 
 
+def test_metadata_that_meets_another_broker_asks_the_bootstrap_servers() -> None:
+    """Else a coordinator of the foreign cluster would be asked before anybody knew that it is one."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        def versions(seen: Seen) -> object:
+            assert isinstance(seen.request, ApiVersionsRequest)
+            return (
+                broker.versions()
+                if seen.request.cluster_id in (None, "another")
+                else ApiVersionsResponse(error_code=129)
+            )
+
+        await cluster.start()
+        broker.scripts[ApiKey.API_VERSIONS] = versions
+        broker.scripts[ApiKey.METADATA] = lambda _: replace(broker.metadata(), cluster_id="another")
+        await lose_connections(broker, cluster)
+        await cluster.refresh()
+        assert cluster.image.cluster_id == "another"
+
+    run(story)
+
+
 @pytest.mark.parametrize(
     "settings", [{"metadata_cluster_check_enable": False}, {"metadata_recovery_strategy": "none"}]
 )

@@ -87,18 +87,18 @@ class ConnectionPool:
         self,
         settings: ConnectionSettings,
         get_image: Callable[[], MetadataImage],
-        forget_cluster: Callable[[], None],
+        forget_brokers: Callable[[], None],
     ) -> None:
         """Create a pool without connections.
 
         Args:
             get_image: returns the metadata as it is now.
-            forget_cluster: makes the client begin again from bootstrap.servers.
+            forget_brokers: makes the client begin again from bootstrap.servers.
         """
         self.network_metrics = NetworkMetrics()
         self.finalized_features: FeatureLevels = NO_FEATURE_LEVELS
         self._settings, self._config = settings, settings.config
-        self._get_image, self._forget_cluster = get_image, forget_cluster
+        self._get_image, self._forget_brokers = get_image, forget_brokers
         self._bootstrap = settings.config.bootstrap_addresses
         self._connections: dict[tuple[Address, str], BrokerConnection] = {}
         self._is_closed = False
@@ -185,9 +185,9 @@ class ConnectionPool:
         self.note_features(versions.features)
 
     def note_wrong_broker(self, failure: WrongBroker) -> None:
-        """Forget the cluster: a broker of another one, or another of its own, has the address."""
+        """Forget the brokers: one of another cluster, or another of this one, has the address."""
         _log.warning("%s: beginning again from bootstrap.servers", failure.what())
-        self._forget_cluster()
+        self._forget_brokers()
 
 
 class Cluster:
@@ -220,7 +220,7 @@ class Cluster:
                 security=ClientSecurity(config.security),
             ),
             lambda: self._metadata.image,
-            self._forget_cluster,
+            self._forget_brokers,
         )
         self._metadata = MetadataCache(
             self._send_metadata_request,
@@ -474,14 +474,19 @@ class Cluster:
         """Apply new leaders and their epochs from a response (KIP-951), without a metadata request."""
         self._metadata.update_leaders(leaders, nodes)
 
-    def _forget_cluster(self) -> None:
-        self._metadata.forget_cluster()
+    def _forget_brokers(self) -> None:
+        self._metadata.forget_brokers()
         self._coordinators.forget_node()
-        self.connections.forget_features()
 
     async def _send_metadata_request(self, request: MetadataRequest) -> MetadataResponse:
-        response = await self.send_to_any(request, MetadataResponse)
-        before = self.image.cluster_id
+        before, had_brokers = self.image.cluster_id, bool(self.image.nodes)
+        try:
+            response = await self.send_to_any(request, MetadataResponse)
+        except Unreachable:
+            if not had_brokers or self.image.nodes:
+                raise
+            # They were forgotten meanwhile, and only bootstrap.servers can tell whose brokers answer.
+            response = await self.send_to_any(request, MetadataResponse)
         if before is not None and response.cluster_id not in (None, before):
             _log.warning("bootstrap.servers lead to cluster %s, before to %s", response.cluster_id, before)
             self._coordinators.forget_node()

@@ -168,9 +168,9 @@ class MetadataCache:
         self._refresh_task.cancel()
         return [self._refresh_task]
 
-    def forget_cluster(self) -> None:
-        """Begin again from bootstrap.servers, soon; the topics of interest stay."""
-        self.image = EMPTY_IMAGE
+    def forget_brokers(self) -> None:
+        """Begin again from bootstrap.servers, soon. Topics stay until it is known whose they are."""
+        self.image = replace(self.image, nodes={})
         self.request_update()
 
     async def _run_refreshes(self) -> None:
