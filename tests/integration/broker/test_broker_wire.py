@@ -233,7 +233,7 @@ def test_an_unknown_api_versions_version_is_answered_in_version_0(wire: Wire) ->
     wire.raw(struct.pack(">ihhih", 10, 18, 99, 7, -1))
     response = wire.receive(ApiVersionsResponse, 0)
     assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
-    assert [(api.api_key, api.max_version) for api in response.api_keys] == [(18, 4)]
+    assert [(api.api_key, api.max_version) for api in response.api_keys] == [(18, 5)]
     assert wire.correlation_id == 7
 
 

@@ -85,8 +85,8 @@ def test_both_sides_of_a_dual_write_are_in_one_snapshot(
         assert (await seen.see(lambda s: s.transactions.id_count > 0)).cluster.cluster_id is not None
         async with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
             await admin.force_terminate_transaction(name, force=True)
-        # What its row still names is described, although it is no longer open. CompleteAbort comes first.
-        snapshot = await seen.see(lambda s: s.transactions.descriptions[name].state == "Empty")
+        # What its row still names is described, although it is no longer open.
+        snapshot = await seen.see(lambda s: s.transactions.descriptions[name].state == "CompleteAbort")
         assert snapshot.transactions.descriptions[name].forced_outcomes
         assert not [c for c in snapshot.transactions.cases if c.transaction.partition.topic == name]
 

@@ -85,7 +85,7 @@ def test_an_action_over_http_by_a_console_that_was_told_to(broker: EmbeddedBroke
             answer = client.post(form.action, data=fields, headers=headers)
             assert answer.status_code == 200, read_form(answer.text).text
         with Admin(servers) as admin:
-            assert admin.describe_transactions([NAME]).one(NAME).state == "Empty"
+            assert admin.describe_transactions([NAME]).one(NAME).state == "CompleteAbort"
     lines = audit.read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["intent", "result"]
     assert all(line in console.log for line in lines)

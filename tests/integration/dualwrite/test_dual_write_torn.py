@@ -85,12 +85,13 @@ def test_a_key_does_not_answer_for_records_that_are_not_there(world: World, wait
 
 
 def test_a_call_with_the_key_of_the_call_that_it_is_in_is_refused(world: World) -> None:
-    """It would wait for its own end. Another key waits for nothing."""
+    """It would wait for its own end, also with a writer of its own."""
     with WriterPool(world.store, world.config, size=2) as pool:
         pool.recover()
 
         def outer(_txn: Any) -> None:
-            pool.run(insert(world, "inner"), idempotency_key=KEY)
+            with pool.writer() as another:
+                another.run(insert(world, "inner"), idempotency_key=KEY)
 
         with pytest.raises(ValueError, match="'order-7' of pay"):
             pool.run(outer, idempotency_key=KEY)
