@@ -64,8 +64,10 @@ format: $(READY) ## rewrite the sources in the house format, and the twins that 
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/python -m tools.async_to_sync
 
-interop: $(READY) ## Apache's and librdkafka's clients, on our broker and on Apache Kafka
-	@TALLYSTICK_INTEROP_KAFKA=1 $(BIN)/python -m pytest tests/interop
+interop: $(READY) ## Apache's and librdkafka's clients, on our broker and on Apache Kafka 4.3 and 4.4
+	@for version in 4.3.1 4.4.0; do \
+		TALLYSTICK_APACHE_KAFKA=$$version TALLYSTICK_INTEROP_KAFKA=1 $(BIN)/python -m pytest tests/interop || exit 1; \
+	done
 
 spark-versions: $(READY) ## the Spark parts with each older PySpark that they work with, taken once (1.8 GB)
 	@$(BIN)/python -m tools.servers.pyspark_versions

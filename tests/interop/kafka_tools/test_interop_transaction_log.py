@@ -141,7 +141,11 @@ def test_dump_log_decodes_every_record(java: Any, segment: Path) -> None:
     decoded = {json.loads(key)["data"]["transactionalId"]: payload for key, payload in found}
     assert decoded.pop("gone") == "<DELETE>"
     for name, stored in ENTRIES.items():
-        assert json.loads(decoded.pop(name)) == {"version": "1", "data": expected(stored)}
+        value = json.loads(decoded.pop(name))
+        status = value["data"]["transactionStatus"]  # a number before Kafka 4.4
+        assert status in (stored.state, stored.state.label)
+        value["data"]["transactionStatus"] = stored.state
+        assert value == {"version": "1", "data": expected(stored)}
     assert not decoded
 
 
