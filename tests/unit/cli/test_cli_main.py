@@ -113,6 +113,7 @@ def test_a_file_in_another_encoding_is_named(
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_name_that_stdout_cannot_take_is_escaped(tmp_path: Path) -> None:
     (tmp_path / "profiles.toml").write_text('[profiles."日本"]\n', "utf-8")
     for encoding, name in (("utf-8", "日本"), ("latin-1", r"\u65e5\u672c")):
